@@ -1,0 +1,105 @@
+/* What every csrc/<operator>.c is written with: take the arguments, allocate the results, run, finish.
+ *
+ *     static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
+ *         (void)n_args, (void)n_results;
+ *         Call call = {.op = "name"};
+ *         Tensor x = take_tensor(&call, stack[0], "x", 2);        every argument, in order, whatever failed before
+ *         expect(&call, condition, "x: expected ..., got ...");
+ *         Tensor y = new_tensor(&call, &x, 2, x.size);
+ *         Name p = {.B = x.size[0], .x = x.data, .y = y.data};     the parameters that kernels/name.h describes
+ *         run(&call, &x, name_f32, name_f64, &p, p.B, 1);
+ *         finish(&call, stack, 1, (Tensor[]){y});                 frees what is owned; throws if something failed
+ *     }
+ *     OPERATOR(name, "name(Tensor x) -> Tensor", forward)
+ *
+ * Only the first failure is kept. After a failure every Tensor has size 0 in all dimensions, so that shape arithmetic stays
+ * defined, and `run` does nothing. `finish` is the only function that throws, and it is called last, when nothing is owned
+ * any more.
+ */
+#ifndef MDPS_OPERATOR_H
+#define MDPS_OPERATOR_H
+
+#include "torch_c.h"
+
+enum { MAX_OWNED = 32, MAX_DIM = 8 };
+
+typedef struct {
+    AtenTensorHandle handle;
+    void *data;
+    const int64_t *size;
+    int64_t dim;
+    int32_t dtype, device_type, device_index;
+    bool is_double;
+} Tensor;
+
+typedef struct {
+    const char *op;
+    int n_owned;
+    AtenTensorHandle owned[MAX_OWNED];
+    char error[256];
+} Call;
+
+/* What a kernel in kernels/ looks like: work on items [begin, end) of what `parameters` describes. */
+typedef void Kernel(int64_t begin, int64_t end, void *parameters);
+
+static inline bool ok(const Call *call) { return call->error[0] == 0; }
+void fail(Call *call, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define expect(call, condition, ...) ((condition) ? (void)0 : fail(call, __VA_ARGS__))
+
+/* Argument of type Tensor: float32 or float64, `dim` dimensions; copied when it is not contiguous. */
+Tensor take_tensor(Call *call, StableIValue value, const char *name, int dim);
+/* The same, int64. */
+Tensor take_indices(Call *call, StableIValue value, const char *name, int dim);
+/* Bandwidths (D) or (B, D); seeds () or (B): what is shared by the batch lacks its dimension, `dim` - 1. */
+Tensor take_shared_tensor(Call *call, StableIValue value, const char *name, int dim);
+Tensor take_shared_indices(Call *call, StableIValue value, const char *name, int dim);
+/* x has the dtype (unless it holds indices) and the device of y. */
+void expect_like(Call *call, const Tensor *x, const char *x_name, const Tensor *y, const char *y_name);
+/* x has these sizes in its last dimensions; a size in front that the batch shares may be missing. */
+void expect_size(Call *call, const Tensor *x, const char *name, int dim, const int64_t *size);
+
+static inline int64_t take_int(StableIValue value) { return (int64_t)value; }
+static inline double take_float(StableIValue value) {
+    union { uint64_t bits; double real; } u = {value};
+    return u.real;
+}
+/* int[]: number of items, at most `max` stored. */
+int take_ints(Call *call, StableIValue value, const char *name, int max, int64_t *items);
+/* n_angular: an int in [0, D], with D = `dim` in [1, 16]. */
+int take_n_angular(Call *call, StableIValue value, int64_t dim);
+
+/* Uninitialised, contiguous, with the dtype and device of `like`; the same with int64. */
+Tensor new_tensor(Call *call, const Tensor *like, int dim, const int64_t *size);
+Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size);
+/* Memory for a kernel's intermediate values, on the device of `like`, freed by finish(); aligned to 64 bytes. */
+void *new_scratch(Call *call, const Tensor *like, int64_t bytes);
+
+/* The float32 or float64 kernel over n items on torch's threads, at least `grain` items each; in place for small n. */
+void run(Call *call, const Tensor *x, Kernel *f32, Kernel *f64, void *parameters, int64_t n, int64_t grain);
+/* Deletes every argument and temporary, leaves the results in the stack or throws. A result must not be an argument. */
+void finish(Call *call, StableIValue *stack, int n_results, const Tensor *results);
+
+typedef struct Operator {
+    const char *name, *schema;
+    void (*boxed)(StableIValue *, uint64_t, uint64_t);
+    struct Operator *next;
+} Operator;
+void add_operator(Operator *op);
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Hands every operator to torch, once; NULL, or what went wrong. */
+const char *mdps_register(void);
+/* Tensor handles that operators own at this moment: 0 between calls, or something leaks. */
+int64_t mdps_live_handles(void);
+#ifdef __cplusplus
+}
+#endif
+
+/* Links the operator into a list when the library is loaded; mdps_register() hands the list to torch. */
+#define OPERATOR(NAME, SCHEMA, BOXED)                            \
+    static Operator NAME##_operator = {#NAME, SCHEMA, BOXED, 0}; \
+    __attribute__((constructor)) static void NAME##_add(void) { add_operator(&NAME##_operator); }
+
+#endif

@@ -1,0 +1,14 @@
+/* CLONES before a function compiles it three times, for AVX-512, AVX2 + FMA and the baseline of x86-64; the loader takes the
+ * best one that the machine has. What such a function calls has to be INLINE, or it stays baseline code.
+ * MDPS_NO_CLONES: sanitizer builds, whose run-time is not up yet when the loader chooses. */
+#ifndef MDPS_CLONES_H
+#define MDPS_CLONES_H
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MDPS_NO_CLONES)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+#endif

@@ -1,0 +1,30 @@
+/* Normalised log-weights of B rows of N particles: log_weights[b][n] - log_sum[b].
+ *
+ *   log_weights (B, N)  any real numbers; -inf is a dead particle
+ *   normalized  (B, N)  sums to 1 after exp
+ *   log_sum     (B)     log of the sum of the exponentials
+ *   ess         (B)     effective sample size, (sum w)^2 / sum w^2, in [1, N]
+ *
+ * A row whose weights are all -inf has collapsed: normalized = -log N, log_sum = -inf, ess = N, gradient 0.
+ * A NaN or +inf makes its own row NaN. Items are rows. Cost: N exponentials a row, forward and backward.
+ *
+ * This is the tutorial operator: CONTRIBUTING.md walks through its six files.
+ */
+#ifndef MDPS_NORMALIZE_LOG_WEIGHTS_H
+#define MDPS_NORMALIZE_LOG_WEIGHTS_H
+#include <stdint.h>
+
+typedef struct {
+    int64_t B, N;
+    const void *log_weights;
+    void *normalized, *log_sum, *ess;
+    const void *grad_normalized, *grad_log_sum, *grad_ess; /* backward: (B, N), (B), (B) */
+    void *grad_log_weights;                                /* backward: (B, N) */
+} NormalizeLogWeights;
+
+void normalize_log_weights_f32(int64_t begin, int64_t end, void *parameters);
+void normalize_log_weights_f64(int64_t begin, int64_t end, void *parameters);
+/* Needs normalized, log_sum and ess of the forward pass. */
+void normalize_log_weights_backward_f32(int64_t begin, int64_t end, void *parameters);
+void normalize_log_weights_backward_f64(int64_t begin, int64_t end, void *parameters);
+#endif
