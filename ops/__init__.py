@@ -2,6 +2,8 @@
 
 from ._operator import reference as reference
 from ._operator import reference_active as reference_active
+from .iwsg_log_weights import iwsg_log_weights as iwsg_log_weights
 from .mixture_log_prob import mixture_log_prob as mixture_log_prob
 from .normalize_log_weights import NormalizedWeights as NormalizedWeights
 from .normalize_log_weights import normalize_log_weights as normalize_log_weights
+from .two_filter_log_prob import two_filter_log_prob as two_filter_log_prob
