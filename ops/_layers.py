@@ -92,9 +92,10 @@ def describe(layers: tuple[Layer, ...], columns: int, extra: int, condition: int
         n_parameters += out * (columns + extra * has_extra + condition * has_condition + 1) + (activation == "prelu")
         columns = out
     for name, width, times in (("extra", extra, entered[0]), ("condition", condition, entered[1])):
-        if times != (width > 0):
-            what = f"{width} columns" if width else "none"
-            raise ValueError(f"{name}: expected as many layers with {name}=True as there are such inputs, got {what} for {times}")
+        if width and times != 1:
+            raise ValueError(f"{name}: expected one layer with {name}=True for {width} columns, got {times}")
+        if times and not width:
+            raise ValueError(f"{name}: expected no layer with {name}=True without such an input, got {times}")
     return numbers, n_parameters
 
 

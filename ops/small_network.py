@@ -116,7 +116,8 @@ def _(info, in_dims, x, extra, condition, weights, layers):
     n = info.batch_size
     *inputs, sets = _merge(n, in_dims, (x, extra, condition, weights))
     shared = in_dims[3] is None and (weights.dim() == 1 or weights.size(0) == 1)
-    return torch.ops.mdps.small_network(*inputs, weights if shared else sets, layers).unflatten(0, (n, inputs[0].size(0) // n)), 0
+    y = torch.ops.mdps.small_network(*inputs, weights if shared else sets, layers)
+    return y.unflatten(0, (n, y.size(0) // n)), 0
 
 
 @torch.library.register_vmap("mdps::small_network_backward")
