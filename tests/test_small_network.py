@@ -1,4 +1,7 @@
 import math
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -271,6 +274,19 @@ def test_flatten_parameters_refuses_what_it_does_not_know():
         ops.flatten_parameters(nn.Sequential(nn.Linear(2, 2), nn.GELU()))
     with pytest.raises(ValueError, match="modules: expected at least one nn.Linear, got none"):
         ops.flatten_parameters(nn.Sequential())
+
+
+SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DMDPS_NO_CLONES"]
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+@pytest.mark.parametrize("flags", [["-O3"], SANITIZERS], ids=["targets", "sanitizers"])
+def test_every_instruction_set(flags, tmp_path):
+    tests = Path(__file__).parent
+    flags = [*flags, "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", f"-I{tests.parent / 'kernels'}"]
+    subprocess.run(["gcc", *flags, tests / "small_network_targets.c", "-lm", "-o", tmp_path / "targets"], check=True)
+    done = subprocess.run([tmp_path / "targets"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_nothing_is_left():
