@@ -148,13 +148,13 @@ INLINE REAL ON(tanh)(REAL x) {
     else
         small = (((-5.70498872745e-3f * v + 2.06390887954e-2f) * v - 5.37397155531e-2f) * v + 1.33314422036e-1f) * v - 3.33332819422e-1f;
     small = x + x * v * small;
-    large = x < 0 ? -large : large;
+    large = x < 0 ? -large : x > 0 ? large : x; /* NaN, whose bits exp2 may have lost */
     return t < (REAL)0.625 ? small : large;
 }
 INLINE REAL ON(sigmoid)(REAL x) {
     REAL t = -fabs(x);
     REAL u = IS_DOUBLE ? exp2_from_f64(LOG2E * t, -1022) : exp2_from_f32((float)LOG2E * t, -126.f);
-    return (x < 0 ? u : 1) / (1 + u);
+    return (x < 0 ? u : x >= 0 ? 1 : x) / (1 + u);
 }
 
 /* What `product` has not done: a = activation(z). */

@@ -42,24 +42,30 @@ def small_network(
     kept. Gradients to x, extra, condition and weights, the same bits for any number of threads.
     Source: the paper's dynamics, measurement and smoother networks (Additional Experiment Details, Model Architectures).
     """
-    tensors = [t for t in (x, weights, extra, condition) if t is not None]
-    tensors = check.reals(_NAMES[2 * (extra is not None) + (condition is not None)], *tensors)
-    x, weights = tensors[0], tensors[1]
-    extra = None if extra is None else tensors[2]
-    condition = None if condition is None else tensors[-1]
-    if x.dim() != 3:
-        raise ValueError(f"x: expected shape (B, N, C), got {tuple(x.shape)}")
-    if extra is not None and (extra.dim() != 3 or extra.shape[:2] != x.shape[:2]):
-        raise ValueError(f"extra: expected shape (B, N, E) = ({x.size(0)}, {x.size(1)}, E), got {tuple(extra.shape)}")
-    if condition is not None and (condition.dim() != 2 or condition.size(0) != x.size(0)):
-        raise ValueError(f"condition: expected shape (B, K) = ({x.size(0)}, K), got {tuple(condition.shape)}")
-    layers = tuple(layers)
-    inputs = x.size(2), 0 if extra is None else extra.size(2), 0 if condition is None else condition.size(1)
-    numbers, n_parameters = (describe if is_compiling() else described)(layers, *inputs)
-    if weights.dim() not in (1, 2) or weights.size(-1) != n_parameters:
-        raise ValueError(f"weights: expected shape (P) or (R, P) with P = {n_parameters}, got {tuple(weights.shape)}")
-    if weights.dim() == 2 and (weights.size(0) == 0 or x.size(0) % weights.size(0)):
-        raise ValueError(f"weights: expected R sets, R a divisor of the {x.size(0)} rows of x, got R = {weights.size(0)}")
+    given = (x, weights) if extra is None else (x, weights, extra)
+    given = given if condition is None else (*given, condition)
+    given = check.reals(_NAMES[2 * (extra is not None) + (condition is not None)], *given)
+    x, weights = given[:2]
+    n_extra = n_condition = 0
+    if len(size := x.shape) != 3:
+        raise ValueError(f"x: expected shape (B, N, C), got {tuple(size)}")
+    rows, particles, columns = size
+    if extra is not None:
+        extra = given[2]
+        if len(size := extra.shape) != 3 or size[0] != rows or size[1] != particles:
+            raise ValueError(f"extra: expected shape (B, N, E) = ({rows}, {particles}, E), got {tuple(size)}")
+        n_extra = size[2]
+    if condition is not None:
+        condition = given[-1]
+        if len(size := condition.shape) != 2 or size[0] != rows:
+            raise ValueError(f"condition: expected shape (B, K) = ({rows}, K), got {tuple(size)}")
+        n_condition = size[1]
+    numbers, n_parameters = (describe if is_compiling() else described)(tuple(layers), columns, n_extra, n_condition)
+    size = weights.shape
+    if len(size) not in (1, 2) or size[-1] != n_parameters:
+        raise ValueError(f"weights: expected shape (P) or (R, P) with P = {n_parameters}, got {tuple(size)}")
+    if len(size) == 2 and (size[0] == 0 or rows % size[0]):
+        raise ValueError(f"weights: expected R sets, R a divisor of the {rows} rows of x, got R = {size[0]}")
     if reference_active():
         return small_network_reference(x, extra, condition, weights, numbers)
     return _network(x, extra, condition, weights, numbers)
@@ -75,7 +81,7 @@ def small_network_reference(
     h, at = x.reshape(*batch, x.size(2)), 0
     for has_extra, has_condition, out, activation in zip(*(layers[i::4] for i in range(4))):
         if has_extra:
-            h = torch.cat([h, extra.reshape(*batch, -1)], -1)
+            h = torch.cat([h, extra.reshape(*batch, extra.size(2))], -1)
         if has_condition:
             shared = condition[:, None].expand(-1, x.size(1), -1)
             h = torch.cat([h, shared.reshape(*batch, condition.size(1))], -1)

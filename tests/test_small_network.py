@@ -176,6 +176,8 @@ def test_empty(batch):
     assert y.shape == (*batch, 1)
     for g, t in zip(torch.autograd.grad(y.sum(), (weights, condition)), (weights, condition)):
         assert torch.equal(g, torch.zeros_like(t))
+    with ops.reference():
+        assert ops.small_network(x, weights, SMOOTHER, extra=extra, condition=condition).shape == (*batch, 1)
 
 
 def test_nan_stays_in_its_particle():
@@ -191,6 +193,28 @@ def test_nan_stays_in_its_particle():
     for clean, got in zip(results[:2], results[2:]):
         clean[0, 3] = got[0, 3] = 0
         assert torch.equal(clean, got)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_nan_passes_every_activation(activation):
+    patterns = torch.tensor([0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0x7F800001, -1, -0x400000], dtype=torch.int32).view(
+        torch.float32
+    )
+    layers, weights = (Layer(1, activation),), torch.tensor([1.0, 0.0] + [0.5] * (activation == "prelu"))
+    for x in (patterns, patterns.double()):
+        assert ops.small_network(x.view(1, -1, 1), weights.to(x.dtype), layers).isnan().all()
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 3e-7), (torch.float64, 6e-16)])
+def test_tanh_and_sigmoid_hold_their_relative_error(dtype, error):
+    x = torch.cat([torch.linspace(-30, 30, 60001), torch.linspace(-1e-3, 1e-3, 2001), torch.tensor([-1e4, 1e4])]).to(dtype)
+    for activation, exact in (("tanh", torch.tanh), ("sigmoid", torch.sigmoid)):
+        weights = torch.tensor([1.0, 0.0], dtype=dtype)
+        y = ops.small_network(x.view(1, -1, 1), weights, (Layer(1, activation),)).view(-1)
+        want = exact(x.double())
+        assert (
+            (y.double() - want).abs() <= error * (1 + x.double().abs()) * want.abs()
+        ).all()  # as exp: it rounds its argument
 
 
 def test_idle_lanes_do_not_overflow_into_gradients():
