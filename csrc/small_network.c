@@ -1,5 +1,5 @@
 /* Schema and registration of small_network. Contract: kernels/small_network.h.
- * Four integers describe a layer: whether extra enters it, whether condition does, how many values it returns, its activation. */
+ * Four integers describe a layer: whether extra enters it, whether condition does, the values it returns, its activation. */
 #include "small_network.h"
 
 #include "operator.h"
@@ -10,7 +10,8 @@ typedef struct {
 } Arguments;
 
 static void expect_width(Call *call, const char *name, int64_t width) {
-    expect(call, width >= 1 && width <= NETWORK_WIDTH, "%s: expected 1 to %d columns, got %lld", name, NETWORK_WIDTH, (long long)width);
+    expect(call, width >= 1 && width <= NETWORK_WIDTH, "%s: expected 1 to %d columns, got %lld", name, NETWORK_WIDTH,
+           (long long)width);
 }
 
 /* extra (B, N, E) or condition (B, K), when given: its number of columns, or 0. */
@@ -83,7 +84,8 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     run(&call, &a.x, small_network_forward_f32, small_network_forward_f64, p, p->R * p->chunks, 1);
     finish(&call, stack, 1, (Tensor[]){y});
 }
-OPERATOR(small_network, "small_network(Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers) -> Tensor", forward)
+OPERATOR(small_network, "small_network(Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers) -> Tensor",
+         forward)
 
 /* wanted: 1 for grad_x + 2 for grad_extra. A gradient that is not wanted, or whose argument is absent, comes back empty. */
 static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
@@ -108,6 +110,6 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     finish(&call, stack, 4, (Tensor[]){grad_x, grad_extra, grad_condition, grad_weights});
 }
 OPERATOR(small_network_backward,
-         "small_network_backward(Tensor grad_y, Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers, int wanted)"
-         " -> (Tensor, Tensor, Tensor, Tensor)",
+         "small_network_backward(Tensor grad_y, Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers, "
+         "int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
          backward)

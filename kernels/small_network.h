@@ -6,9 +6,9 @@
  *   weights    (R, P)       R sets of parameters: the rows [r B/R, (r + 1) B/R) use set r; R divides B
  *   y          (B, N, out)
  *
- * Layer l maps the joined columns [output of layer l - 1, or x | extra | condition] to `out` values and applies its activation.
- * Its parameters are the matrix (out, joined columns) row by row, the bias (out) and, with PReLU, the slope: the order in which
- * nn.Sequential has them. extra and condition enter at one layer each.
+ * Layer l maps the joined columns [output of layer l - 1, or x | extra | condition] to `out` values and applies its
+ * activation. Its parameters are the matrix (out, columns) row by row, the bias (out) and, with PReLU, the slope. extra and
+ * condition enter at one layer each.
  *
  * The caller sets the sizes, the pointers and of each layer enters_extra, enters_condition, out and activation, calls
  * small_network_layout, which fills in the rest, and gives `scratch`. Then prepare on all sets [0, R), forward or backward on all
@@ -17,7 +17,7 @@
  * most 64 chunks, or one per set.
  *
  * Backward computes the activations again: nothing but the inputs is kept. A NaN stays in its particle, and in the gradients of
- * what that particle used. Cost: P multiply-adds a particle forward, 3 P backward; memory independent of N.
+ * what that particle used. Cost: P multiply-adds a particle forward, 3 P backward; memory for 64 tiles and 64 P sums.
  */
 #ifndef MDPS_SMALL_NETWORK_H
 #define MDPS_SMALL_NETWORK_H
@@ -31,9 +31,9 @@ typedef struct {
     bool enters_extra, enters_condition;
     int out, activation;
     /* by small_network_layout: */
-    int in, extra, joined, columns;    /* columns of the previous output, of extra, of both, and of the matrix */
-    int64_t weights, bias, slope;      /* where in a set they begin */
-    int row, z_row;                    /* where in a tile the inputs and the values before the activation lie */
+    int in, extra, joined, columns; /* columns of the previous output, of extra, of both, and of the matrix */
+    int64_t weights, bias, slope;   /* where in a set they begin */
+    int row, z_row;                 /* where in a tile the inputs and the values before the activation lie */
 } NetworkLayer;
 
 typedef struct {
@@ -42,13 +42,15 @@ typedef struct {
     int64_t R, B, N;
     const void *x, *extra, *condition, *weights;
     void *y;
-    const void *grad_y;                                              /* backward; NULL: forward alone */
-    void *grad_x, *grad_extra, *grad_condition, *grad_weights;       /* backward; grad_x and grad_extra may be NULL: not wanted */
-    void *scratch;                                                   /* scratch_size numbers, aligned to 64 bytes */
+    const void *grad_y;                                        /* backward; NULL: forward alone */
+    void *grad_x, *grad_extra, *grad_condition, *grad_weights; /* backward; grad_x, grad_extra may be NULL: not wanted */
+    void *scratch;                                             /* scratch_size numbers, aligned to 64 bytes */
     /* by small_network_layout: */
-    int64_t P, per_set, chunk, chunks, scratch_size;                 /* particles of a set and of a chunk, chunks of a set */
-    int64_t at_share, at_grad_share, at_grad_weights, at_tiles, tile_size; /* parts of scratch, numbers */
-    int conditioned, rows, widest;                                   /* the layer that condition enters, or -1; of a tile */
+    int64_t P;                                                 /* parameters of a set */
+    int64_t per_set, chunk, chunks;                            /* particles of a set and of a chunk; chunks of a set */
+    int64_t scratch_size, at_share, at_grad_share, at_grad_weights, at_tiles, tile_size; /* scratch and its parts */
+    int rows, widest;                                          /* rows of a tile, and of its widest layer */
+    int conditioned;                                           /* the layer that condition enters, or -1 */
 } SmallNetwork;
 
 void small_network_layout(SmallNetwork *p);

@@ -4,9 +4,9 @@
 /* The particles [row, row + n) of all B N, in one chunk, hence of one set. */
 typedef struct {
     const SmallNetwork *p;
-    const REAL *weights, *transposed;    /* of the set */
-    REAL *rows, *delta[2], *share;       /* of the tile */
-    VEC *g;                              /* sums of the chunk: a vector for each parameter */
+    const REAL *weights, *transposed; /* of the set */
+    REAL *rows, *delta[2], *share;    /* of the tile */
+    VEC *g;                           /* sums of the chunk: a vector for each parameter */
     int64_t chunk, row;
     int n, nv;
 } ON(Tile);
@@ -57,8 +57,8 @@ static void ON(prepare)(int64_t begin, int64_t end, void *parameters) {
     }
 }
 
-/* share[m][lane] of the batch row that the lane belongs to. Whole vectors are written: what a row spoils behind its last lane the
- * next row, or the next m, writes again; idle lanes get the last row's. */
+/* share[m][lane] of the batch row that the lane belongs to. Whole vectors are written: what a row spoils behind its last lane
+ * the next row, or the next m, writes again; idle lanes get the last row's. */
 static void ON(spread)(ON(Tile) *t, int M) {
     const SmallNetwork *p = t->p;
     const int64_t first = t->row / p->N, last = (t->row + t->n - 1) / p->N;
@@ -66,7 +66,8 @@ static void ON(spread)(ON(Tile) *t, int M) {
     for (int m = 0; m < M; m++)
         for (int64_t b = first; b <= last; b++) {
             VEC s = by_row[b * M + m] - (VEC){0};
-            int begin = b == first ? 0 : (int)(b * p->N - t->row), stop = b == last ? t->nv * LANES : (int)((b + 1) * p->N - t->row);
+            int begin = b == first ? 0 : (int)(b * p->N - t->row);
+            int stop = b == last ? t->nv * LANES : (int)((b + 1) * p->N - t->row);
             for (int i = begin; i < stop; i += LANES) memcpy(t->share + m * TILE + i, &s, sizeof s);
         }
 }

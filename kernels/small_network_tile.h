@@ -1,7 +1,7 @@
 /* Arithmetic on a tile; included for each type and target by small_network_passes.h, see small_network.c.
  *
- * A tile holds TILE particles, one per lane. A value that all of them have is a row of the tile, TILE numbers, and the rows stay
- * in the L1 cache. `nv` is the number of vectors of a row that are in use, a multiple of 4.
+ * A tile holds TILE particles, one per lane. A value that all of them have is a row of the tile, TILE numbers, and the rows
+ * stay in the L1 cache. `nv` is the number of vectors of a row that are in use, a multiple of 4.
  */
 #define VEC ON(Vec)
 #define MASK ON(Mask)
@@ -20,7 +20,7 @@ typedef struct {
     const REAL *bias;  /* start[m] as a number */
     const REAL *share; /* start[m] as a row of the tile */
     const REAL *gate;  /* z[m] becomes 0 where row m of gate is <= 0: ReLU's derivative */
-    bool rectify;      /* ReLU; NaN passes, as in torch */
+    bool rectify;      /* ReLU, which NaN passes */
     REAL *z;
 } ON(Product);
 
@@ -48,7 +48,8 @@ INLINE void ON(block)(const int MB, const int NV, const ON(Product) *q, int m, i
         UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
             s[i][h] = (VEC)((MASK)s[i][h] & ~(*(const VEC *)(q->gate + at + i * TILE + h * LANES) <= 0));
     }
-    UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) *(VEC *)(q->z + at + i * TILE + h * LANES) = s[i][h];
+    UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
+        *(VEC *)(q->z + at + i * TILE + h * LANES) = s[i][h];
 }
 
 INLINE int ON(blocks)(const int MB, const int NV, int nv, const ON(Product) *q, int m) {
@@ -146,7 +147,8 @@ INLINE REAL ON(tanh)(REAL x) {
         small = ((-9.64399179425052238628e-1 * v - 9.92877231001918586564e1) * v - 1.61468768441708447952e3) /
                 (((v + 1.12811678491632931402e2) * v + 2.23548839060100448583e3) * v + 4.84406305325125486048e3);
     else
-        small = (((-5.70498872745e-3f * v + 2.06390887954e-2f) * v - 5.37397155531e-2f) * v + 1.33314422036e-1f) * v - 3.33332819422e-1f;
+        small = (((-5.70498872745e-3f * v + 2.06390887954e-2f) * v - 5.37397155531e-2f) * v + 1.33314422036e-1f) * v -
+                3.33332819422e-1f;
     small = x + x * v * small;
     large = x < 0 ? -large : x > 0 ? large : x; /* NaN, whose bits exp2 may have lost */
     return t < (REAL)0.625 ? small : large;

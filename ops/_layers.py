@@ -1,11 +1,12 @@
 """The layers of a `small_network`: how they are written, and how they are read off an nn.Sequential."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from . import _arguments as check
 
@@ -30,8 +31,8 @@ class Layer(NamedTuple):
 def layers_of(module: nn.Module, *, extra: bool = False, condition: bool = False) -> tuple[Layer, ...] | None:
     """Return the layers of an nn.Sequential, or None if `small_network` cannot stand for it.
 
-    It has to consist of nn.Linear with bias, each followed by at most one of nn.ReLU, nn.Tanh, nn.Sigmoid, nn.PReLU (one slope),
-    nested nn.Sequentials included; no subclasses, no hooks, the limits of `small_network`. `extra` and `condition` enter its
+    It has to consist of nn.Linear with bias, each followed by at most one of nn.ReLU, nn.Tanh, nn.Sigmoid and nn.PReLU (one
+    slope), nested nn.Sequentials included; no subclasses, no hooks, the limits of `small_network`. `extra` and `condition` enter its
     first layer, so that second(torch.cat([first(x), extra], -1)) is layers_of(first) + layers_of(second, extra=True).
     """
     layers: list[Layer] = []
@@ -74,8 +75,10 @@ def _leaves(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
             yield module
 
 
-def describe(layers: tuple[Layer, ...], columns: int, extra: int, condition: int) -> tuple[list[int], int]:
+def describe(layers: Sequence[Layer], columns: int, extra: int, condition: int) -> tuple[list[int], int]:
     """Return the operator's four integers a layer, and P."""
+    if not isinstance(layers, (tuple, list)) or not all(isinstance(layer, Layer) for layer in layers):
+        raise TypeError(f"layers: expected a sequence of Layer, got {layers!r}")
     if not 1 <= len(layers) <= MOST_LAYERS:
         raise ValueError(f"layers: expected 1 to {MOST_LAYERS}, got {len(layers)}")
     for name, width in (("x", columns), ("extra", extra), ("condition", condition)):
@@ -84,7 +87,7 @@ def describe(layers: tuple[Layer, ...], columns: int, extra: int, condition: int
     numbers: list[int] = []
     n_parameters, entered = 0, [0, 0]
     for layer in layers:
-        out, activation, has_extra, has_condition = Layer(*layer)
+        out, activation, has_extra, has_condition = layer
         if not isinstance(out, int) or not 1 <= out <= MOST_COLUMNS:
             raise ValueError(f"layers: expected out = 1 to {MOST_COLUMNS}, got {out!r}")
         numbers += [int(has_extra), int(has_condition), out, check.choice("activation", activation, ACTIVATIONS)]
@@ -99,4 +102,11 @@ def describe(layers: tuple[Layer, ...], columns: int, extra: int, condition: int
     return numbers, n_parameters
 
 
-described = lru_cache(maxsize=1024)(describe)
+_described = lru_cache(maxsize=1024)(describe)
+
+
+def described(layers: Sequence[Layer], columns: int, extra: int, condition: int) -> tuple[list[int], int]:
+    """The same, remembered; torch.compile traces the plain function."""
+    if is_compiling() or type(layers) is not tuple:
+        return describe(layers, columns, extra, condition)
+    return _described(layers, columns, extra, condition)

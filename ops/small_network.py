@@ -1,24 +1,23 @@
 """A small multilayer perceptron on every particle.
 
-nn.Sequential pays for every layer a call and a pass through memory; at widths of 8 that is nearly all of its time. This operator
-keeps 128 particles in the cache through all layers: tests/bench/small_network.py prints the ratios.
+nn.Sequential pays for every layer a call and a pass through memory; at widths of 8 that is nearly all of its time. This
+operator keeps 128 particles in the cache through all layers: tests/bench/small_network.py prints the ratios.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from . import _arguments as check
-from ._layers import ACTIVATIONS, Layer, describe, described
+from ._layers import ACTIVATIONS, Layer, described
 from ._operator import operator, reference_active
 
 _NAMES = ("x", "weights"), ("x", "weights", "condition"), ("x", "weights", "extra"), ("x", "weights", "extra", "condition")
 
 
 def small_network(
-    x: Tensor, weights: Tensor, layers: Iterable[Layer], *, extra: Tensor | None = None, condition: Tensor | None = None
+    x: Tensor, weights: Tensor, layers: Sequence[Layer], *, extra: Tensor | None = None, condition: Tensor | None = None
 ) -> Tensor:
     """Apply a multilayer perceptron to every particle.
 
@@ -27,8 +26,8 @@ def small_network(
         weights: (P) or (R, P), R >= 1 a divisor of B: R sets of parameters, row b uses set b // (B / R). A set holds for each
             layer the matrix (out, columns) row by row, the bias (out) and, with "prelu", the slope: `flatten_parameters`.
             Make it once for a sequence, not once for a step.
-        layers: 1 to 16 `Layer`s, best a tuple that is kept; the columns of a layer's matrix are those of
-            torch.cat([previous, extra, condition]).
+        layers: 1 to 16 `Layer`s, best as a tuple (a list is read anew at every call); the columns of a layer's matrix are those
+            of torch.cat([previous, extra, condition]).
         extra: (B, N, E), further values of each particle; they enter the one layer that has extra=True. 1 <= E <= 256.
         condition: (B, K), values that the particles of a row share; likewise. Their share of the layer is computed once a row.
 
@@ -60,7 +59,7 @@ def small_network(
         if len(size := condition.shape) != 2 or size[0] != rows:
             raise ValueError(f"condition: expected shape (B, K) = ({rows}, K), got {tuple(size)}")
         n_condition = size[1]
-    numbers, n_parameters = (describe if is_compiling() else described)(tuple(layers), columns, n_extra, n_condition)
+    numbers, n_parameters = described(layers, columns, n_extra, n_condition)
     size = weights.shape
     if len(size) not in (1, 2) or size[-1] != n_parameters:
         raise ValueError(f"weights: expected shape (P) or (R, P) with P = {n_parameters}, got {tuple(size)}")

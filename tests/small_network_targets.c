@@ -1,6 +1,6 @@
 /* small_network as it is compiled for every instruction set that this machine has, both types, against the baseline's doubles:
  * elsewhere only the best set is tested. test_small_network.py compiles it twice: as it is, and for the sanitizers with
- * MDPS_NO_CLONES. Each array has exactly the size that the contract says, so that the address sanitizer sees a step beside it. */
+ * MDPS_NO_CLONES. Each array has the size that the contract says, so that the address sanitizer sees a step beside it. */
 #include "small_network.c"
 
 #include <stdio.h>

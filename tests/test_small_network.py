@@ -144,6 +144,8 @@ test_errors = check_errors(
             ValueError,
             "extra: expected one layer .* for 5 columns, got 2",
         ),
+        (call(((2, "relu"),)), TypeError, r"layers: expected a sequence of Layer, got \(\(2, 'relu'\),\)"),
+        (call(None), TypeError, "layers: expected a sequence of Layer, got None"),
         (call(()), ValueError, "layers: expected 1 to 16, got 0"),
         (call((Layer(2),) * 17), ValueError, "layers: expected 1 to 16, got 17"),
         (call((Layer(257),)), ValueError, "layers: expected out = 1 to 256, got 257"),
