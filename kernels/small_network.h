@@ -11,10 +11,10 @@
  * condition enter at one layer each.
  *
  * The caller sets the sizes, the pointers and of each layer enters_extra, enters_condition, out and activation, calls
- * small_network_layout, which fills in the rest, and gives `scratch`. Then prepare on all sets [0, R), forward or backward on all
- * chunks [0, R * chunks) in any split, and after backward finish on all sets. A chunk is a run of particles of one set: it sums
- * the gradients of its own, and finish adds them in order, so that the bits do not depend on the number of threads. There are at
- * most 64 chunks, or one per set.
+ * small_network_layout, which fills in the rest, and gives `scratch`. Then prepare on all sets [0, R), forward or backward on
+ * all chunks [0, R * chunks) in any split, and after backward finish on all sets. A chunk is a run of particles of one set: it
+ * sums the gradients of its own, and finish adds them in order, so that the bits do not depend on the number of threads. There
+ * are at most 64 chunks, or one per set. A call works in the tile of its first chunk.
  *
  * Backward computes the activations again: nothing but the inputs is kept. A NaN stays in its particle, and in the gradients of
  * what that particle used. Cost: P multiply-adds a particle forward, 3 P backward; memory for 64 tiles and 64 P sums.

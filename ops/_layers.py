@@ -32,8 +32,8 @@ def layers_of(module: nn.Module, *, extra: bool = False, condition: bool = False
     """Return the layers of an nn.Sequential, or None if `small_network` cannot stand for it.
 
     It has to consist of nn.Linear with bias, each followed by at most one of nn.ReLU, nn.Tanh, nn.Sigmoid and nn.PReLU (one
-    slope), nested nn.Sequentials included; no subclasses, no hooks, the limits of `small_network`. `extra` and `condition` enter its
-    first layer, so that second(torch.cat([first(x), extra], -1)) is layers_of(first) + layers_of(second, extra=True).
+    slope), nested nn.Sequentials included; no subclasses, no hooks, the limits of `small_network`. `extra` and `condition`
+    enter its first layer, so that second(torch.cat([first(x), extra], -1)) is layers_of(first) + layers_of(second, extra=True).
     """
     layers: list[Layer] = []
     for leaf in _leaves((module,)):

@@ -3,13 +3,14 @@
     python tests/bench/small_network.py [particles ...]
 
 Prints, for each network and number of particles (50 a row), the shortest call of interleaved rounds and the ratios. Forward
-runs without gradients; both ways asks for the gradients of all inputs and parameters, of the flat weights in the operator's case
-("+ flatten": of the module's parameters, flattened anew for every call).
+runs without gradients; both ways asks for the gradients of all inputs and parameters, of the flat weights in the operator's
+case ("+ flatten": of the module's parameters, flattened anew for every call).
 """
 
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ Job = Callable[[], object]
 def perceptron(*widths: int, last: bool = False) -> nn.Sequential:
     """Linear layers with ReLU between them, and behind the last one too where `last` says so."""
     modules: list[nn.Module] = []
-    for i, (columns, out) in enumerate(zip(widths[:-1], widths[1:])):
+    for i, (columns, out) in enumerate(pairwise(widths)):
         modules += [nn.Linear(columns, out)] + ([nn.ReLU()] if last or i < len(widths) - 2 else [])
     return nn.Sequential(*modules)
 
