@@ -247,6 +247,27 @@ def test_vmap_over_inputs_shares_two_sets():
         torch.testing.assert_close(g, torch.autograd.grad(ops.small_network(row, w, (Layer(3),)).sum(), w)[0])
 
 
+def test_vmap_over_weights_alone_and_within_vmap_over_inputs():
+    x, weights = torch.randn(3, 2, 4, 2), torch.randn(5, 9)
+    got = torch.vmap(lambda x: torch.vmap(lambda w: ops.small_network(x, w, (Layer(3),)))(weights))(x)
+    for i in range(3):
+        for j in range(5):
+            assert torch.equal(got[i, j], ops.small_network(x[i], weights[j], (Layer(3),)))
+
+
+def test_compiles_with_what_is_read_off_a_module():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def f(x):
+        return ops.small_network(x, ops.flatten_parameters(module), ops.layers_of(module))
+
+    for size in ((2, 5, 3), (4, 7, 3)):
+        torch.testing.assert_close(f(torch.ones(size)), module(torch.ones(size)))
+    f(torch.ones(2, 5, 3)).sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in module.parameters())
+
+
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.PReLU])
 def test_stands_for_two_sequentials(activation):
     first = nn.Sequential(nn.Linear(3, 8), activation(), nn.Sequential(nn.Linear(8, 5)))
