@@ -203,7 +203,7 @@ static CLONES void FN(exact_query_backward)(const MixtureLogProb *p, int64_t b, 
         int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;
         FN(exact_block)(p, b, x, j0, n, &k);
         for (int64_t l = 0; l < n; l++) {
-            k.a[l] = grad / sum * exp2_from_f64(k.a[l] - top, -1022);
+            k.a[l] = grad / sum * exp2_real_f64(k.a[l] - top);
             out.weights[j0 + l] += k.a[l];
         }
         for (int g = 0; g < D; g++) {
