@@ -21,7 +21,7 @@ def log_i0(concentration: Tensor) -> Tensor:
         TypeError: not a real tensor.
 
     Cost: a polynomial and two logarithms a number; no memory but the result. The gradient is I1 / I0.
-    Source: Abramowitz & Stegun 9.6.12 and 9.7.1; in the paper it normalises the angular kernel of section 2.
+    Source: Abramowitz & Stegun 9.6.12 and 9.7.1; in the paper it normalises the von Mises kernels of section 5.
     """
     (concentration,) = check.reals(("concentration",), concentration)
     if reference_active():

@@ -26,7 +26,7 @@ def von_mises_log_prob(x: Tensor, mean: Tensor, concentration: Tensor) -> Tensor
 
     Cost: a sine a number, forward and backward; the Bessel functions once for each run of equal concentrations (so a
     concentration that broadcasts along the last dimension is nearly free). Gradients to all three.
-    Source: the angular kernel of the paper's section 2, with concentration = bandwidth^-2.
+    Source: the von Mises kernels of the paper's section 5, with concentration = bandwidth^-2.
     """
     names = ("x", "mean", "concentration")
     x, mean, concentration = check.reals(names, x, mean, concentration)
