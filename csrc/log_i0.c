@@ -24,7 +24,8 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     expect_like(&call, &grad_log_i0, "grad_log_i0", &concentration, "concentration");
     expect_size(&call, &grad_log_i0, "grad_log_i0", 1, concentration.size);
     Tensor grad_concentration = new_tensor(&call, &concentration, 1, concentration.size);
-    LogI0 p = {.concentration = concentration.data, .grad_log_i0 = grad_log_i0.data, .grad_concentration = grad_concentration.data};
+    LogI0 p = {
+        .concentration = concentration.data, .grad_log_i0 = grad_log_i0.data, .grad_concentration = grad_concentration.data};
     run(&call, &concentration, log_i0_backward_f32, log_i0_backward_f64, &p, concentration.size[0], GRAIN);
     finish(&call, stack, 1, (Tensor[]){grad_concentration});
 }

@@ -38,8 +38,13 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor grad_x = new_tensor(&call, &x, 1, x.size);
     Tensor grad_mean = new_tensor(&call, &x, 1, x.size);
     Tensor grad_concentration = new_tensor(&call, &x, 1, x.size);
-    VonMisesLogProb p = {.x = x.data, .mean = mean.data, .concentration = concentration.data, .grad_log_prob = grad_log_prob.data,
-                         .grad_x = grad_x.data, .grad_mean = grad_mean.data, .grad_concentration = grad_concentration.data};
+    VonMisesLogProb p = {.x = x.data,
+                         .mean = mean.data,
+                         .concentration = concentration.data,
+                         .grad_log_prob = grad_log_prob.data,
+                         .grad_x = grad_x.data,
+                         .grad_mean = grad_mean.data,
+                         .grad_concentration = grad_concentration.data};
     run(&call, &x, von_mises_log_prob_backward_f32, von_mises_log_prob_backward_f64, &p, x.size[0], GRAIN);
     finish(&call, stack, 3, (Tensor[]){grad_x, grad_mean, grad_concentration});
 }
