@@ -61,7 +61,9 @@ def library(request, tmp_path_factory):
 def call(library, name, x):
     suffix = "" if name in BESSEL else "_f32" if x.dtype == F32 else "_f64"
     y = np.empty_like(x)
-    getattr(library, f"{name}_all{suffix}")(ctypes.c_long(x.size), x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
+    getattr(library, f"{name}_all{suffix}")(
+        ctypes.c_long(x.size), x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p)
+    )
     return y
 
 
