@@ -9,15 +9,6 @@
 #else
 #include "real_math.h"
 
-#ifndef MDPS_TURNS_BETWEEN
-#define MDPS_TURNS_BETWEEN
-/* turns() of real_math.h for a difference in double, whatever REAL is: angles that are close lose nothing. */
-INLINE double turns_between(double x, double mean) {
-    double delta = x - mean, k = rint(delta * (0.5 / PI));
-    return ((delta - k * 6.2831853071795862) - k * 2.4492935982947064e-16) * (0.5 / PI);
-}
-#endif
-
 /* The end of the run of equal concentrations that starts at n. */
 INLINE int64_t FN(run_end)(const REAL *concentration, int64_t n, int64_t end) {
     int64_t last = n + 1;
@@ -34,7 +25,7 @@ CLONES void FN(von_mises_log_prob)(int64_t begin, int64_t end, void *parameters)
         const double k = concentration[n] >= 0 ? (double)concentration[n] : NAN;
         const double peak = -log_i0_scaled(k) - 1.8378770664093455; /* log(2 pi) */
         for (int64_t i = n; i < last; i++) {
-            double u = turns_between((double)x[i], (double)mean[i]), s = u * sinpi_over_f64(u * u);
+            double u = turns_f64((double)x[i] - (double)mean[i]), s = u * sinpi_over_f64(u * u);
             log_prob[i] = (REAL)(peak - 2 * k * s * s);
         }
     }
@@ -49,7 +40,7 @@ CLONES void FN(von_mises_log_prob_backward)(int64_t begin, int64_t end, void *pa
         const double k = concentration[n] >= 0 ? (double)concentration[n] : NAN;
         const double spread = one_minus_bessel_ratio(k);
         for (int64_t i = n; i < last; i++) {
-            double u = turns_between((double)x[i], (double)mean[i]), s = u * sinpi_over_f64(u * u), c = cospi_poly_f64(u * u);
+            double u = turns_f64((double)x[i] - (double)mean[i]), s = u * sinpi_over_f64(u * u), c = cospi_poly_f64(u * u);
             double g = 2 * k * s * c * (double)grad[i];
             grad_x[i] = (REAL)-g;
             grad_mean[i] = (REAL)g;

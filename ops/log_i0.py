@@ -26,6 +26,8 @@ def log_i0(concentration: Tensor) -> Tensor:
     (concentration,) = check.reals(("concentration",), concentration)
     if reference_active():
         return log_i0_reference(concentration)
+    if concentration.dim() == 1:
+        return _log_i0(concentration)
     return _log_i0(concentration.reshape(-1)).view(concentration.shape)
 
 

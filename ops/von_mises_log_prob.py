@@ -34,6 +34,8 @@ def von_mises_log_prob(x: Tensor, mean: Tensor, concentration: Tensor) -> Tensor
         x, mean, concentration = _broadcast(names, x, mean, concentration)
     if reference_active():
         return von_mises_log_prob_reference(x, mean, concentration)
+    if x.dim() == 1:
+        return _log_prob(x, mean, concentration)
     return _log_prob(x.reshape(-1), mean.reshape(-1), concentration.reshape(-1)).view(x.shape)
 
 

@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = sorted(p for p in (ROOT / "kernels").iterdir() if p.suffix in (".h", ".c", ".cu", ".cuh"))
 SHIMS = sorted(p for p in (ROOT / "csrc").glob("*.c") if p.stem != "operator")
+OPERATORS = [p.stem for p in SHIMS if "\nOPERATOR(" in p.read_text()]
 PYTHON = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in ("ops", "python/mdps", "training")}
-STEMS = [p.stem for p in SHIMS]
 
 
 def ids(paths):
@@ -45,7 +45,7 @@ def test_kernels_know_nothing_but_mathematics(path):
 @pytest.mark.parametrize("path", SHIMS, ids=ids(SHIMS))
 def test_shims_do_no_arithmetic(path):
     assert not {"math.h", "tgmath.h", "real_math.h", "bessel.h", "stdlib.h"} & set(includes(path))
-    assert {f"{path.stem}.h", "operator.h"} <= set(includes(path))
+    assert f"{path.stem}.h" in includes(path)
 
 
 def imported(path):
@@ -68,7 +68,7 @@ def test_python_imports_only_what_stands_to_the_left():
         assert not {n for n in imported(path) if re.match(r"tests(\.|$)|mdps\._C", n)}, path
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", OPERATORS)
 def test_an_operator_has_its_files_and_one_line_of_export(stem):
     files = [f"kernels/{stem}.h", f"kernels/{stem}.c", f"csrc/{stem}.c", f"ops/{stem}.py", f"tests/test_{stem}.py"]
     if list((ROOT / "kernels").glob("*.cu")):
@@ -105,9 +105,15 @@ def longest_python_function(path):
     return longest
 
 
+def lines(path):
+    """Lines of a file; a head comment that gives a reason for being longer ("one file, because ...") lifts the limit."""
+    text = path.read_text()
+    return 0 if "one file, because" in text.partition("*/")[0] else len(text.splitlines())
+
+
 def test_nothing_is_too_long():
     limits = [(p, 250) for p in KERNELS] + [(p, 120) for p in SHIMS] + [(p, 200) for p in PYTHON["ops"]]
-    assert {p.name: n for p, limit in limits if (n := len(p.read_text().splitlines())) > limit} == {}
+    assert {p.name: n for p, limit in limits if (n := lines(p)) > limit} == {}
     c = [*KERNELS, *SHIMS, ROOT / "csrc/operator.c"]
     assert {p.name: n for p in c if (n := longest_c_function(p)) > 60} == {}
     python = [p for paths in PYTHON.values() for p in paths]

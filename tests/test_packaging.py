@@ -25,7 +25,7 @@ def test_a_torch_that_is_too_old(tmp_path):
     (tmp_path / "torch/__init__.py").write_text('__version__ = "2.9.1+cpu"\n')
     done = python("import mdps", tmp_path, Path(mdps.__file__).parents[1])
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "ImportError: mdps needs torch 2.10 or newer, and this is torch 2.9.1+cpu: pip install 'torch>=2.10'"
+    assert last == "ImportError: mdps needs torch 2.10 or newer, this is torch 2.9.1+cpu: pip install 'torch>=2.10'"
 
 
 def test_a_library_for_another_python(tmp_path):

@@ -19,8 +19,10 @@ SOURCE = """
 #define ALL(NAME, TYPE, CALL) \\
     void NAME(long n, const TYPE *x, TYPE *y) { for (long i = 0; i < n; i++) y[i] = CALL; }
 #include "for_each_real.h"
-ALL(log2_all_f32, float, log2_f32(x[i]))
-ALL(log2_all_f64, double, log2_f64(x[i]))
+ALL(log2_all_f32, float, log2_less_f32(x[i], 0))
+ALL(log2_all_f64, double, log2_less_f64(x[i], 0))
+ALL(turns_all_f32, float, turns_f32(x[i]))
+ALL(turns_all_f64, double, turns_f64(x[i]))
 ALL(sinpi_all_f32, float, x[i] * sinpi_over_f32(x[i] * x[i]))
 ALL(sinpi_all_f64, double, x[i] * sinpi_over_f64(x[i] * x[i]))
 ALL(cospi_all_f32, float, cospi_poly_f32(x[i] * x[i]))
@@ -32,7 +34,6 @@ ALL(one_minus_bessel_ratio_all, double, one_minus_bessel_ratio(x[i]))
 #else
 #include "real_math.h"
 ALL(FN(exp2_real_all), REAL, FN(exp2_real)(x[i]))
-ALL(FN(turns_all), REAL, FN(turns)(x[i]))
 ALL(FN(wrap_all), REAL, FN(wrap)(x[i]))
 #endif
 """
