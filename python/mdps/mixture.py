@@ -121,6 +121,10 @@ class Mixture(Distribution):
         index = self.space.index(space.names)
         return Mixture(self.means[..., index], self.log_weights, self.bandwidths[..., index], space, self._validate_args)
 
+    def __repr__(self) -> str:
+        batch = tuple(self.batch_shape)
+        return f"Mixture(batch_shape={batch}, n_components={self.n_components}, names={self.space.names})"
+
     def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "Mixture":
         """Return this mixture with a larger batch shape, to which its own is broadcast."""
         batch = torch.Size(batch_shape)
@@ -142,6 +146,7 @@ class Bandwidth(nn.Module):
             b radians for a von Mises kernel of concentration b**-2).
         minimum: D numbers, or one: what it stays above. At least 0.
         space: gives D.
+        name: what errors call it.
 
     Raises:
         ValueError: not D numbers, or initial <= minimum somewhere, or minimum < 0.
@@ -149,11 +154,18 @@ class Bandwidth(nn.Module):
 
     minimum: Tensor
 
-    def __init__(self, initial: float | Sequence[float], minimum: float | Sequence[float], space: StateSpace) -> None:
+    def __init__(
+        self,
+        initial: float | Sequence[float],
+        minimum: float | Sequence[float],
+        space: StateSpace,
+        *,
+        name: str = "bandwidth",
+    ) -> None:
         super().__init__()
-        first, least = _per_dimension("bandwidth", initial, space), _per_dimension("minimum_bandwidth", minimum, space)
+        first, least = _per_dimension(name, initial, space), _per_dimension("minimum_bandwidth", minimum, space)
         if not ((least >= 0) & (first > least)).all():
-            raise ValueError(f"bandwidth: expected more than the minimum {least.tolist()} (at least 0), got {first.tolist()}")
+            raise ValueError(f"{name}: expected more than the minimum {least.tolist()} (at least 0), got {first.tolist()}")
         self.log_excess = nn.Parameter((first - least).log().to(torch.get_default_dtype()))
         self.register_buffer("minimum", least.to(torch.get_default_dtype()))
 
