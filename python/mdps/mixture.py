@@ -5,6 +5,7 @@ product of Gaussian kernels (linear dimensions) and von Mises kernels (angles).
 """
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Mixture(Distribution):
         ValueError: shapes that do not fit one another or the space.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     support = constraints.real_vector
 
     def __init__(
@@ -72,7 +73,7 @@ class Mixture(Distribution):
         """Return the log-densities of M queries for each batch element: x (..., M, D) -> (..., M), one operator call."""
         return ops.mixture_log_prob(x, self.means, self.log_weights, self.bandwidths, n_angular=self.space.n_angular)
 
-    def sample(  # type: ignore[override]
+    def sample(
         self, sample_shape: Sequence[int] = (), *, seed: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """Return independent draws, sample_shape + (..., D), without gradient, the angles in [-pi, pi).
