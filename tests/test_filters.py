@@ -415,6 +415,33 @@ def test_module():
     torch.testing.assert_close(f.resampling_bandwidth(), torch.full((3,), 0.2))
 
 
+def test_compiles_in_one_graph():
+    f, data = pose_filter(), pose_data(T=3)
+
+    def loss(lengths):
+        beliefs = f(**data, lengths=lengths)
+        return -beliefs.posterior.log_prob(data["observations"]).mean() - beliefs.log_evidence.mean()
+
+    lengths, parameters = torch.tensor([3, 2, 3, 1]), list(f.parameters())
+    torch._dynamo.reset()
+    got, want = torch.compile(loss, fullgraph=True, backend="aot_eager")(lengths), loss(lengths)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters))
+
+
+def test_functional_gradient():
+    f, data = pose_filter(), pose_data(T=3)
+    parameters = dict(f.named_parameters())
+
+    def loss(parameters):
+        beliefs = torch.func.functional_call(f, parameters, kwargs=data)
+        return -beliefs.posterior.log_prob(data["observations"]).mean()
+
+    got = torch.func.grad(loss)(parameters)
+    for name, want in zip(parameters, torch.autograd.grad(loss(parameters), list(parameters.values())), strict=True):
+        torch.testing.assert_close(got[name], want)
+
+
 def test_functions_will_do():
     def dynamics(particles, noise, action=None):
         return particles + noise
