@@ -82,19 +82,11 @@ class Mixture(Distribution):
             seed: int64 tensor (), reproduces the draws on every device; None: `mdps.ops.make_seed(generator)`.
         """
         shape = torch.Size(sample_shape)
-        batch, n, d = self.batch_shape, self.n_components, self.space.size
         if seed is None:
             seed = ops.make_seed(generator, device=self.means.device)
-        draws, _ = ops.mixture_resample(
-            self.means.detach().reshape(batch.numel(), n, d),
-            self.log_weights.detach().reshape(batch.numel(), n),
-            self.bandwidths.detach().expand(batch + (d,)).reshape(batch.numel(), d),
-            seed,
-            shape.numel(),
-            n_angular=self.space.n_angular,
-            scheme="multinomial",
-        )
-        return draws.movedim(1, 0).reshape(shape + batch + (d,))
+        mixture, n_angular = (self.means, self.log_weights, self.bandwidths), self.space.n_angular
+        draws, _ = ops.mixture_resample(*mixture, seed, shape.numel(), n_angular=n_angular, scheme="multinomial")
+        return draws.movedim(-2, 0).reshape(shape + self.batch_shape + self.event_shape)
 
     @property
     def mean(self) -> Tensor:
