@@ -1,5 +1,22 @@
-import torch  # noqa: F401  before _C: the loader takes libtorch.so from it
+"""Differentiable particle filters and smoothers.
 
-from mdps import _C
+Three levels, each usable alone: operators (`mdps.ops`), filters and smoothers around one's own networks (here), and the
+paper's experiments (the folder training/ of the repository).
+"""
 
-_C.register()
+from mdps import _library as _library  # first: hands the operators to torch
+from mdps import ops as ops
+from mdps._library import __version__ as __version__
+from mdps._library import build_info as build_info
+from mdps.filters import Dynamics as Dynamics
+from mdps.filters import FilterBeliefs as FilterBeliefs
+from mdps.filters import FilterState as FilterState
+from mdps.filters import Likelihood as Likelihood
+from mdps.filters import MixtureDensityParticleFilter as MixtureDensityParticleFilter
+from mdps.filters import Particles as Particles
+from mdps.mixture import Bandwidth as Bandwidth
+from mdps.mixture import Mixture as Mixture
+from mdps.smoothers import MixtureDensityParticleSmoother as MixtureDensityParticleSmoother
+from mdps.smoothers import SmootherBeliefs as SmootherBeliefs
+from mdps.smoothers import SmootherLikelihood as SmootherLikelihood
+from mdps.state_space import StateSpace as StateSpace
