@@ -20,7 +20,7 @@
 
 #include "clones.h"
 
-enum { KIND_UNIFORM = 0, KIND_NORMAL = 1, KIND_VON_MISES = 2, KIND_SPLIT = 3 };
+enum { KIND_UNIFORM = 0, KIND_NORMAL = 1, KIND_VON_MISES = 2, KIND_SPLIT = 3, KIND_RESAMPLE = 4 };
 
 /* The seed argument of an operator: one number, or one for each row. */
 typedef struct {

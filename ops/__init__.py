@@ -8,4 +8,5 @@ from .make_seed import make_seed as make_seed
 from .philox_normal import philox_normal as philox_normal
 from .philox_uniform import philox_uniform as philox_uniform
 from .philox_von_mises import philox_von_mises as philox_von_mises
+from .resample import resample as resample
 from .split_seed import split_seed as split_seed
