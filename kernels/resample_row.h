@@ -52,7 +52,7 @@ INLINE void take(int64_t first, int n, const int32_t *e, int64_t begin, int64_t 
     memset(ancestors + begin, 0, (size_t)(end - begin) * 8);
     for (int64_t j = first, before = begin; j < first + n; before = e[j++ - first]) *(before < M ? ancestors + before : &nowhere) = j;
     for (int64_t i = begin; i < end; i++) {
-        last = ancestors[i] ? ancestors[i] : last;
+        last = ancestors[i] > last ? ancestors[i] : last;
         ancestors[i] = last;
     }
 }
