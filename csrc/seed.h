@@ -1,9 +1,10 @@
-/* The seed and stream arguments that every drawing operator takes. */
+/* What drawing operators share: their seed and stream arguments, and resampling. */
 #ifndef MDPS_SEED_H
 #define MDPS_SEED_H
 
 #include "operator.h"
 #include "philox.h"
+#include "resample.h"
 
 /* The seed tensor () or (B) and the stream; *seed is what the kernel gets. */
 static inline Tensor take_seed(Call *call, StableIValue value, StableIValue stream, Seed *seed) {
@@ -28,4 +29,7 @@ static inline Tensor real_like(const Tensor *x, bool is_double) {
     y.is_double = is_double;
     return y;
 }
+
+/* Ancestors (B, M) of the rows of log_weights: csrc/resample.c, for resample and mixture_resample. `p` holds seed, M and scheme. */
+Tensor resample_rows(Call *call, const Tensor *log_weights, Resample *p);
 #endif
