@@ -47,10 +47,13 @@ def resample(
         raise ValueError(f"seed: expected the device of log_weights, {log_weights.device}, got {seed.device}")
     n_samples = log_weights.size(-1) if n_samples is None else n_samples
     _philox.check_count("n_samples", n_samples)
-    rows = log_weights.detach().reshape(lead.numel(), log_weights.size(-1))
-    seed = seed.reshape(-1) if lead and seed.dim() else seed
-    f = resample_reference if reference_active() else torch.ops.mdps.resample.default
-    return f(rows, seed, n_samples, number, stream).view(*lead, n_samples)
+    if log_weights.requires_grad:
+        log_weights = log_weights.detach()
+    f = resample_reference if reference_active() else _resample
+    if len(lead) == 1:
+        return f(log_weights, seed, n_samples, number, stream)
+    rows = log_weights.reshape(lead.numel(), log_weights.size(-1))
+    return f(rows, seed.reshape(-1) if lead and seed.dim() else seed, n_samples, number, stream).view(*lead, n_samples)
 
 
 def resample_reference(log_weights: Tensor, seed: Tensor, n_samples: int, scheme: int, stream: int) -> Tensor:
@@ -99,6 +102,7 @@ def _residual(weights, seed, n_samples, stream):
     return torch.searchsorted(ends, draws.contiguous(), right=True)
 
 
+_resample = torch.ops.mdps.resample.default
 map_batch("resample", seed=1)
 
 
