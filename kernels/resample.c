@@ -4,9 +4,9 @@
  *    rounding, the same bits in whatever order a machine adds, and a chain of one-cycle additions. What is lost is below
  *    2^-31 N of the largest weight for N = 2^31, 2^-45 for N <= 10^5, 2^-51 for N <= 4096.
  * 2. For each component, e_j = number of points below its upper end: y = C_j M / C_N, k = floor(y), e_j = k + (u_k < y - k), since
- *    stratum k is the only one that y cuts. This vectorises (u is gathered); there is no loop over points and no branch.
- * 3. mark[e_{j-1}] = j for ascending j, whatever j's number of points: a component without points is overwritten by the
- *    next one. Then every draw takes the last mark at or before it.
+ *    stratum k is the only one that y cuts. There is no loop over points and no search.
+ * 3. Draws e_{j-1} to e_j are written, for ascending j, eight at a time and whatever their number: the next components overwrite
+ *    what is too much. So there is hardly a branch, and all between the log-weights and the ancestors stays in the L1 cache.
  * Multinomial points need a look-up: a guide table (Chen & Asau 1974) of N buckets, made by the same steps, says where to
  * start; a short walk follows, one step on average.
  *
@@ -50,23 +50,25 @@ INLINE void FN(accumulate)(int64_t N, const REAL *l, bool good, REAL top, int64_
     }
 }
 
+/* Two passes, for the total and for the draws; the weights of a row of up to KEPT particles are kept, others computed again. */
 INLINE void FN(ordered)(const Resample *p, Source s, const REAL *l, REAL top, int64_t *ancestors) {
-    const int64_t N = p->N;
+    const int64_t N = p->N, step = N > KEPT ? 0 : TILE;
     const double scale = fixed_point(N);
-    Ends ends = {.M = p->M, .stratified = p->scheme == STRATIFIED};
-    int64_t c[TILE], sum = 0;
-    int32_t e[TILE], begin = 0;
+    Points points = {.M = p->M, .stratified = p->scheme == STRATIFIED};
+    int64_t weight[KEPT], sum = 0;
+    int64_t begin = 0;
     for (int64_t first = 0; first < N; first += TILE) {
         int n = N - first < TILE ? (int)(N - first) : TILE;
+        int64_t *c = weight + first / TILE * step;
         FN(weigh)(n, l + first, top, scale, c);
-        for (int i = 0; i < n; i++) ends.total += c[i];
+        for (int i = 0; i < n; i++) points.total += c[i];
     }
-    for (int64_t first = 0; first < N; first += TILE, begin = e[TILE - 1]) {
+    for (int64_t first = 0; first < N; first += TILE) {
         int n = N - first < TILE ? (int)(N - first) : TILE;
-        FN(weigh)(n, l + first, top, scale, c);
+        int64_t *c = weight + first / TILE * step;
+        if (!step) FN(weigh)(n, l + first, top, scale, c);
         for (int i = 0; i < n; i++) c[i] = sum += c[i];
-        find_ends(&ends, s, n, c, e);
-        take(first, n, e, begin, p->M, ancestors);
+        begin = take_tile(&points, s, first, n, c, begin, ancestors);
     }
 }
 

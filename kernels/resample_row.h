@@ -4,57 +4,70 @@
 #define MDPS_RESAMPLE_ROW_H
 #include "resample.h"
 
-enum { TILE = 512, SPAN = 2048 };
+enum { TILE = 512, SPAN = 2048, KEPT = 2048 };
 
 typedef struct {
     int64_t N, M, *cumulative;
     int32_t *mark, *count;
 } Row;
 
+/* Draws [begin, end) are of component j. Eight stores at once cost as much as one, and those beyond the end are overwritten by
+ * the components that follow, so only a component of many draws, or one at the end of the row, takes a branch. */
+INLINE void put(int64_t *ancestors, int64_t begin, int64_t end, int64_t M, int64_t j) {
+    if (begin + 8 <= M) {
+        for (int i = 0; i < 8; i++) ancestors[begin + i] = j;
+        begin += 8;
+    }
+    for (int64_t i = begin; i < end; i++) ancestors[i] = j;
+}
+
+/* The ends of a tile's components: k points below for certain, and one more if the word at `at` is below `cut`. */
+typedef struct {
+    int32_t k[TILE], cut[TILE], at[TILE], words[SPAN + 32];
+} Ends;
+
+/* Compiled by itself: inlined, it lacks registers and takes twice the time. */
+CLONES int64_t resample_put_tile(const Ends *e, int64_t first, int64_t n, int64_t begin, int64_t M, int64_t *ancestors) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t end = e->k[i] + (e->words[e->at[i]] < e->cut[i]);
+        put(ancestors, begin, end, M, first + i);
+        begin = end;
+    }
+    return begin;
+}
+
 /* Stratified or systematic points: M of them on weights that add up to `total`. */
 typedef struct {
     int64_t M, total;
     bool stratified;
-} Ends;
+} Points;
 
-/* e_j, the number of points below the end c_j of each component of a tile. */
-INLINE void find_ends(const Ends *p, Source s, int n, const int64_t *c, int32_t *e) {
+/* Draws of the components [first, first + n), which end at c_j; the draws before `begin` are done. Returns the next one. */
+INLINE int64_t take_tile(const Points *p, Source s, int64_t first, int n, const int64_t *c, int64_t begin, int64_t *ancestors) {
     const double M = (double)p->M, points = M / (double)p->total;
-    double cut[TILE];
-    uint32_t words[SPAN + 128], word[TILE];
+    Ends e;
     for (int i = 0; i < n; i++) {
         double y = (double)c[i] * points;
         y = y < M ? y : M;
         y = c[i] < p->total ? y : M;
-        e[i] = (int32_t)y;
-        cut[i] = (y - (double)e[i]) * 0x1p32 - 0x1p31;
+        e.k[i] = (int32_t)y;
+        e.cut[i] = (int32_t)((y - (double)e.k[i]) * 0x1p32 - 0x1p31); /* (u - 1/2) 2^32: it fits a number with a sign */
     }
-    const int32_t low = p->stratified ? e[0] / 4 : 0, blocks = p->stratified ? e[n - 1] / 4 - low + 1 : 1;
-    if (blocks <= SPAN / 4) { /* draw them all; 16 blocks are one turn of the loop */
-        draw_words(s, KIND_RESAMPLE, low, (blocks + 15) / 16 * 16, words);
-        for (int i = 0; i < n; i++) word[i] = words[p->stratified ? e[i] - 4 * low : 0];
-    } else { /* many points for each component: draw only what a component's end cuts */
+    const int32_t low = p->stratified ? e.k[0] & -4 : 0, blocks = p->stratified ? (e.k[n - 1] - low) / 4 + 1 : 1;
+    const int32_t sign = INT32_MIN;
+    if (blocks <= SPAN / 4) {
+        int drawn = (blocks + 7) / 8 * 8;
+        draw_words(s, KIND_RESAMPLE, low / 4, drawn, (uint32_t *)e.words);
+        for (int i = 0; i < 4 * drawn; i++) e.words[i] ^= sign;
+        for (int i = 0; i < n; i++) e.at[i] = p->stratified ? e.k[i] - low : 0;
+    } else /* many points for each component: draw only the words that an end cuts */
         for (int i = 0; i < n; i++) {
-            Words r = words_of_block(s, KIND_RESAMPLE, e[i] / 4);
-            int32_t k = e[i] & 3;
-            word[i] = k < 2 ? k ? r.y : r.x : k < 3 ? r.z : r.w;
+            Words r = words_of_block(s, KIND_RESAMPLE, e.k[i] / 4);
+            uint32_t even = e.k[i] & 2 ? r.z : r.x, odd = e.k[i] & 2 ? r.w : r.y;
+            e.words[i] = (int32_t)(e.k[i] & 1 ? odd : even) ^ sign;
+            e.at[i] = i;
         }
-    }
-    for (int i = 0; i < n; i++) e[i] += (double)(int32_t)(word[i] ^ 0x80000000u) < cut[i];
-}
-
-/* Draws [begin, end) of the components [first, first + n), whose points lie before e: mark[e_{j-1}] = j for ascending j, so that a
- * component without points is overwritten by the next one; then every draw takes the last mark at or before it. The marks
- * are made in `ancestors` itself. One beyond the last draw, of a component without points, goes nowhere. */
-INLINE void take(int64_t first, int n, const int32_t *e, int64_t begin, int64_t M, int64_t *ancestors) {
-    const int64_t end = e[n - 1];
-    int64_t nowhere, last = first;
-    memset(ancestors + begin, 0, (size_t)(end - begin) * 8);
-    for (int64_t j = first, before = begin; j < first + n; before = e[j++ - first]) *(before < M ? ancestors + before : &nowhere) = j;
-    for (int64_t i = begin; i < end; i++) {
-        last = ancestors[i] > last ? ancestors[i] : last;
-        ancestors[i] = last;
-    }
+    return resample_put_tile(&e, first, n, begin, p->M, ancestors);
 }
 
 /* In [0, 1), 53 bits. */
@@ -129,12 +142,7 @@ INLINE void residual(const Row *row, Source s, int64_t *ancestors) {
         for (int i = 0; i < n; i++) left -= count[i], c[i] = sum += w[i];
     }
     if (left > 0 && sum > 0) multinomial(row, s, left, NULL);
-    for (int64_t first = 0, begin = 0, e = 0; first < row->N; first += TILE, begin = e) {
-        int n = row->N - first < TILE ? (int)(row->N - first) : TILE;
-        int32_t ends[TILE];
-        for (int i = 0; i < n; i++) ends[i] = (int32_t)(e += row->count[first + i]);
-        take(first, n, ends, begin, row->M, ancestors);
-    }
+    for (int64_t j = 0, begin = 0; j < row->N; begin += row->count[j++]) put(ancestors, begin, begin + row->count[j], row->M, j);
 }
 
 INLINE Row row_in(const Resample *p, char *scratch) {
