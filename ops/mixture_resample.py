@@ -79,7 +79,14 @@ def mixture_resample(
 
 
 def mixture_resample_reference(
-    means: Tensor, log_weights: Tensor, bandwidths: Tensor, seed: Tensor, n_samples: int, n_angular: int, scheme: int, stream: int
+    means: Tensor,
+    log_weights: Tensor,
+    bandwidths: Tensor,
+    seed: Tensor,
+    n_samples: int,
+    n_angular: int,
+    scheme: int,
+    stream: int,
 ) -> tuple[Tensor, Tensor]:
     """The same in plain PyTorch."""
     rows, _, d = means.shape

@@ -55,7 +55,11 @@ test_errors = check_errors(
     [
         (lambda: ops.philox_normal(3, (2,)), TypeError, "seed: expected an int64 tensor"),
         (lambda: ops.philox_normal(torch.zeros(2).long(), (3, 1)), ValueError, "shape: expected 2 rows, one for each seed"),
-        (lambda: torch.ops.mdps.philox_normal(torch.tensor(1), -2, 3, 0, 0), RuntimeError, "rows: expected 0 to 2.31 - 1, got -2"),
+        (
+            lambda: torch.ops.mdps.philox_normal(torch.tensor(1), -2, 3, 0, 0),
+            RuntimeError,
+            "rows: expected 0 to 2.31 - 1, got -2",
+        ),
     ]
 )
 
@@ -65,7 +69,9 @@ def test_float32_words():
         want = []
         for w in philox_rows(seed, 3, 12, kind=1, stream=6):
             pairs = zip(w[::2], w[1::2])
-            want.append([r for x, y in pairs for r in box_muller(((x >> 1) + 0.5) / 2**31, (y - (y >> 31 << 32) + 0.5) / 2**32)])
+            want.append(
+                [r for x, y in pairs for r in box_muller(((x >> 1) + 0.5) / 2**31, (y - (y >> 31 << 32) + 0.5) / 2**32)]
+            )
         got = ops.philox_normal(seed, (3, 12), stream=6)
         torch.testing.assert_close(got, torch.tensor(want)[:, :12], rtol=1e-5, atol=1e-6)
 

@@ -104,6 +104,7 @@ CASES = [
         ("many more draws", weights(1, 3), {"n_samples": 9000}),
         ("fewer draws", weights(2, 1300), {"n_samples": 11}),
         ("long", weights(2, 1100), {}),
+        ("very long", weights(1, 4500, scale=4.0), {}),
         ("one particle", weights(3, 1), {"n_samples": 5}),
         ("no draw", weights(3, 4), {"n_samples": 0}),
         ("dead particles", weights(3, 40, edit=dead), {}),
@@ -240,7 +241,11 @@ def test_rows_are_independent_and_numbered():
             assert torch.equal(ops.resample(x[b], seeds[b], scheme=scheme), whole[b])
         shared = ops.resample(x[:1].expand(4, -1), seeds[0], scheme=scheme)
         assert torch.equal(shared[0], whole[0]) and shared.unique(dim=0).size(0) == 4
-    assert [tuple(ops.resample(torch.ones(*s, 3), torch.tensor(0)).shape) for s in ((), (0,), (2, 0))] == [(3,), (0, 3), (2, 0, 3)]
+    assert [tuple(ops.resample(torch.ones(*s, 3), torch.tensor(0)).shape) for s in ((), (0,), (2, 0))] == [
+        (3,),
+        (0, 3),
+        (2, 0, 3),
+    ]
     assert mdps._C.live_handles() == 0
 
 

@@ -44,6 +44,7 @@ def test_make_seed():
     a = ops.make_seed()
     torch.manual_seed(1)
     assert a == ops.make_seed()
+    assert torch.compile(ops.make_seed, fullgraph=True, backend="aot_eager")().dtype == torch.int64
     many = ops.make_seed(torch.Generator().manual_seed(4), 1000, device="cpu")
     assert 400 < (many < 0).sum() < 600 and many.abs().max() > 2**62  # all 64 bits
 
