@@ -25,7 +25,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     MixtureResample p = {.B = r.B, .N = r.N, .M = r.M, .D = D, .A = A, .bandwidths_per_row = bandwidths.dim == 2,
                          .seed = r.seed, .means = means.data, .log_weights = log_weights.data, .bandwidths = bandwidths.data,
                          .ancestors = ancestors.data, .samples = samples.data};
-    run(&call, &means, mixture_resample_f32, mixture_resample_f64, &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 32);
+    run(&call, &means, mixture_resample_f32, mixture_resample_f64, &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 8);
     finish(&call, stack, 2, (Tensor[]){samples, ancestors});
 }
 OPERATOR(mixture_resample,

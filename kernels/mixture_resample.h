@@ -17,7 +17,7 @@
 #define MDPS_MIXTURE_RESAMPLE_H
 #include "philox.h"
 
-enum { MIXTURE_TILE = 64, MOST_DIMENSIONS = 16 };
+enum { MIXTURE_TILE = 256, MOST_DIMENSIONS = 16 };
 
 typedef struct {
     int64_t B, N, M, D, A;

@@ -182,7 +182,7 @@ def test_variances_and_bounds(m):
 
 
 def test_stratified_strata_are_independent():
-    """Two equal weights, M = 1000 and 999 strata of them uncut: only stratum 500 of M = 1001 is random, with 1/2."""
+    """Two equal weights and 1001 strata: the boundary cuts stratum 500 in half, so that one draw is random; rows differ."""
     counts, _ = offspring(torch.zeros(2), 1001, "stratified")
     assert set(counts[:, 0].tolist()) == {500.0, 501.0}
     assert abs(counts[:, 0].mean() - 500.5) < 5 * 0.5 / 20000**0.5
