@@ -81,8 +81,10 @@ def tensors(beliefs):
 
 
 def assert_same(got, want):
+    """Bit for bit; plain PyTorch, whose sums depend on the batch, is let off that."""
+    tolerance = 1e-5 if ops.reference_active() else 0
     for g, w in zip(got, want, strict=True):
-        torch.testing.assert_close(g, w, rtol=0, atol=0)
+        torch.testing.assert_close(g, w, rtol=tolerance, atol=tolerance)
 
 
 def within(samples, exact, errors=4.0, bias=0.0):
@@ -569,6 +571,7 @@ def test_module():
     torch.testing.assert_close(f.resampling_bandwidth(), torch.full((3,), 0.2))
 
 
+@pytest.mark.skipif(ops.reference_active(), reason="references are not made for it")
 def test_compiles_in_one_graph():
     f, data = pose_filter(), pose_data(T=3)
 
@@ -627,6 +630,7 @@ def test_functions_will_do():
             ValueError,
             r"initial: expected shape \(B, N, D\) with N = 7 and D = 3, got \(4, 8, 3\)",
         ),
+        ({"initial": torch.zeros(4, 7, 3).double()}, TypeError, "initial: expected dtype torch.float32, that of the filter's"),
         ({"initial": [1.0]}, TypeError, "initial: expected a tensor, got list"),
         (
             {"observations": torch.zeros(3, 6, 3)},
@@ -681,6 +685,8 @@ def test_errors(change, error, words):
 def test_errors_of_networks_and_options():
     with pytest.raises(ValueError, match="n_particles: expected at least 1, got 0"):
         pose_filter(0)
+    with pytest.raises(ValueError, match="resampling: expected one of .*, got 'optimal'"):
+        pose_filter(resampling="optimal")
     with pytest.raises(ValueError, match="bandwidth: expected more than the minimum"):
         pose_filter(minimum_bandwidth=0.6)
     with pytest.raises(
