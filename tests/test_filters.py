@@ -53,9 +53,7 @@ class Distance(nn.Module):
 
 
 def pose_filter(N=7, **options):
-    return mdps.MixtureDensityParticleFilter(
-        POSE, Drift(), Distance(), N, resampling_bandwidth=0.2, **options
-    )
+    return mdps.MixtureDensityParticleFilter(POSE, Drift(), Distance(), N, resampling_bandwidth=0.2, **options)
 
 
 def pose_data(B=4, T=6, N=7, seed=0):
@@ -152,9 +150,7 @@ def test_converges_to_kalman(D):
         got = mean, variance, beliefs.log_evidence.double()
         for g, w in zip(got, want, strict=True):
             within(g, w, bias=10 / N)  # self-normalised weights: biased by O(1 / N)
-        errors.append(
-            [((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)]
-        )
+        errors.append([((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)])
         assert not beliefs.collapsed.any()
     for few, many in zip(*errors, strict=True):
         assert 2.9 < few / many < 5.5  # 4 for N^-1/2
@@ -163,9 +159,7 @@ def test_converges_to_kalman(D):
 @pytest.mark.parametrize("resampling", ["stratified", "multinomial"])
 def test_evidence_is_unbiased(resampling):
     beliefs, m, y = run_linear(2, 20, 4000, resampling=resampling)
-    within(
-        (beliefs.log_evidence.double().sum(1) - kalman(m, y, 0.05)[2].sum()).exp(), 1.0
-    )
+    within((beliefs.log_evidence.double().sum(1) - kalman(m, y, 0.05)[2].sum()).exp(), 1.0)
 
 
 def test_reverse_filter_against_kalman():
@@ -224,9 +218,7 @@ def test_on_the_circle_against_a_grid():
         posterior_bandwidth=posterior,
         resampling_bandwidth=bandwidth,
     )
-    initial = (
-        2 * math.pi * torch.rand(B, N, 1, generator=torch.Generator().manual_seed(0))
-    )
+    initial = 2 * math.pi * torch.rand(B, N, 1, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         belief = f(y.expand(B, -1), initial, seed=torch.tensor(0)).posterior
     assert (belief.means.abs() <= math.pi + 1e-6).all()
@@ -273,9 +265,7 @@ def two_steps(B, resampling="stratified", N=8):
     exact = (w * 0.81 * (x**2 + f.posterior_bandwidth() ** 2)).sum() + 0.25
     beliefs = f(x.new_zeros(B, 2), x.expand(B, N).unsqueeze(-1), seed=torch.tensor(1))
     predicted = beliefs.predicted
-    squares = (
-        predicted.log_weights[:, 1].exp() * predicted.means[:, 1, :, 0] ** 2
-    ).sum(-1)
+    squares = (predicted.log_weights[:, 1].exp() * predicted.means[:, 1, :, 0] ** 2).sum(-1)
     return f, squares, exact, beliefs
 
 
@@ -285,11 +275,7 @@ def test_stratified_resampling_is_unbiased_and_varies_less():
         with torch.no_grad():
             _, squares, exact, beliefs = two_steps(4000, resampling)
         within(squares, exact)
-        chosen = (
-            beliefs.predicted.means[:, 0]
-            .gather(1, beliefs.ancestors[:, 1, :, None])
-            .mean((1, 2))
-        )
+        chosen = beliefs.predicted.means[:, 0].gather(1, beliefs.ancestors[:, 1, :, None]).mean((1, 2))
         variance[resampling] = chosen.var()
     assert variance["stratified"] < 0.25 * variance["multinomial"]
 
@@ -307,9 +293,7 @@ def test_gradient_is_unbiased(resampling):
 
 def per_row(f, squares, wrt):
     """Gradients of 40 groups of rows, (40, number of parameters)."""
-    groups = [
-        torch.autograd.grad(g.mean(), wrt, retain_graph=True) for g in squares.chunk(40)
-    ]
+    groups = [torch.autograd.grad(g.mean(), wrt, retain_graph=True) for g in squares.chunk(40)]
     return torch.stack([torch.stack([x.sum() for x in g]) for g in groups])
 
 
@@ -317,12 +301,8 @@ def test_gradient_of_the_evidence_against_kalman(monkeypatch):
     """d log p(y_1 ... y_T) through all resamplings; the truncated gradient, without IWSG, is far from it."""
     m, B, N, runs = model(1), 40, 800, 30
     y = simulate(m, 6)
-    exact = m._replace(
-        **{k: getattr(m, k).clone().requires_grad_() for k in ("A", "C", "R")}
-    )
-    want = torch.stack(
-        torch.autograd.grad(kalman_evidence(exact, m.Q, y), [exact.A, exact.C, exact.R])
-    ).flatten()
+    exact = m._replace(**{k: getattr(m, k).clone().requires_grad_() for k in ("A", "C", "R")})
+    want = torch.stack(torch.autograd.grad(kalman_evidence(exact, m.Q, y), [exact.A, exact.C, exact.R])).flatten()
 
     def gradient(run):
         f = mdps.MixtureDensityParticleFilter(
@@ -338,9 +318,7 @@ def test_gradient_of_the_evidence_against_kalman(monkeypatch):
             stationary(m, B, N, seed=run),
             seed=torch.tensor(run),
         ).log_evidence
-        grads = torch.autograd.grad(
-            evidence.sum(1).mean(), [f.dynamics.A, f.likelihood.C, f.likelihood.R]
-        )
+        grads = torch.autograd.grad(evidence.sum(1).mean(), [f.dynamics.A, f.likelihood.C, f.likelihood.R])
         return torch.cat([g.flatten() for g in grads]).double()
 
     within(torch.stack([gradient(run) for run in range(runs)]), want, bias=5 / N)
@@ -350,9 +328,7 @@ def test_gradient_of_the_evidence_against_kalman(monkeypatch):
         lambda z, means, log_weights, *_, **__: torch.zeros_like(log_weights),
     )
     truncated = torch.stack([gradient(run) for run in range(runs)])
-    assert (
-        (truncated.mean(0) - want).abs() > 10 * truncated.std(0) / math.sqrt(runs)
-    ).all()
+    assert ((truncated.mean(0) - want).abs() > 10 * truncated.std(0) / math.sqrt(runs)).all()
 
 
 def kalman_evidence(m, Q, y):
@@ -391,24 +367,13 @@ def test_a_padded_batch_is_its_sequences_alone(reverse):
     data["actions"][torch.arange(6) >= lengths[:, None]] = math.inf
     together = f(**data, lengths=lengths, observed=observed)
     for b, n in enumerate(lengths.tolist()):
-        row = {
-            k: v[b : b + 1] if k in ("initial", "seed") else v[b : b + 1, :n]
-            for k, v in data.items()
-        }
+        row = {k: v[b : b + 1] if k in ("initial", "seed") else v[b : b + 1, :n] for k, v in data.items()}
         alone = f(**row, observed=observed[b : b + 1, :n])
         assert_same([t[b : b + 1, :n] for t in tensors(together)], tensors(alone))
-        assert (
-            not together.collapsed[b].any()
-            and (together.log_evidence[b, n:] == 0).all()
-        )
+        assert not together.collapsed[b].any() and (together.log_evidence[b, n:] == 0).all()
     assert all(t.isfinite().all() for t in tensors(together))
-    loss = (
-        together.posterior.log_prob(torch.zeros(4, 6, 3)).sum()
-        + together.log_evidence.sum()
-    )
-    for p, g in zip(
-        f.parameters(), torch.autograd.grad(loss, list(f.parameters())), strict=True
-    ):
+    loss = together.posterior.log_prob(torch.zeros(4, 6, 3)).sum() + together.log_evidence.sum()
+    for p, g in zip(f.parameters(), torch.autograd.grad(loss, list(f.parameters())), strict=True):
         assert g.isfinite().all() and (g != 0).any(), p
 
 
@@ -430,9 +395,7 @@ def test_online_is_the_sequence(reverse):
     ]
     for t in times[1:]:
         action = data["actions"][:, t + reverse]
-        states.append(
-            f.step(states[-1], data["observations"][:, t], action, observed[:, t])
-        )
+        states.append(f.step(states[-1], data["observations"][:, t], action, observed[:, t]))
     for s in states:
         t = s.time
         assert_same(
@@ -454,14 +417,10 @@ def test_unobserved_steps_keep_the_weights():
     observed = torch.ones(4, 6, dtype=torch.bool)
     observed[1, 2] = False
     beliefs = f(**data, observed=observed)
-    torch.testing.assert_close(
-        beliefs.posterior.log_weights[1, 2], torch.full((7,), -math.log(7))
-    )
+    torch.testing.assert_close(beliefs.posterior.log_weights[1, 2], torch.full((7,), -math.log(7)))
     assert beliefs.log_evidence[1, 2] == 0 and not beliefs.collapsed.any()
     before = f(**data)
-    assert_same(
-        [x[:, :2] for x in tensors(beliefs)], [x[:, :2] for x in tensors(before)]
-    )
+    assert_same([x[:, :2] for x in tensors(beliefs)], [x[:, :2] for x in tensors(before)])
     assert_same(
         [x[[0, 2, 3]] for x in tensors(beliefs)],
         [x[[0, 2, 3]] for x in tensors(before)],
@@ -516,13 +475,8 @@ def test_angles_stay_wrapped_and_collapse_is_seen():
     collapsed = torch.zeros(4, 6, dtype=torch.bool)
     collapsed[2, 3] = True
     assert torch.equal(beliefs.collapsed, collapsed)
-    assert (
-        torch.equal(beliefs.log_evidence == -math.inf, collapsed)
-        and (beliefs.ess[2, 3] - 7).abs() < 1e-4
-    )
-    g = torch.autograd.grad(
-        beliefs.posterior.log_prob(torch.zeros(4, 6, 3)).sum(), list(f.parameters())
-    )
+    assert torch.equal(beliefs.log_evidence == -math.inf, collapsed) and (beliefs.ess[2, 3] - 7).abs() < 1e-4
+    g = torch.autograd.grad(beliefs.posterior.log_prob(torch.zeros(4, 6, 3)).sum(), list(f.parameters()))
     assert all(x.isfinite().all() for x in g)
 
 
@@ -540,9 +494,7 @@ def test_seeds():
     assert not torch.equal(drawn.posterior.means, want.posterior.means)
     torch.manual_seed(0)
     assert_same(tensors(f(**data)), tensors(drawn))
-    rows = f(
-        data["observations"], data["initial"][:1].expand(4, -1, -1), seed=seed
-    ).posterior.means[:, 1]
+    rows = f(data["observations"], data["initial"][:1].expand(4, -1, -1), seed=seed).posterior.means[:, 1]
     assert not torch.equal(rows[0], rows[1])
 
 
@@ -557,16 +509,7 @@ def test_module():
     other.load_state_dict(f.state_dict())
     assert_same(tensors(other(**data)), want)
     assert_same(tensors(copy.deepcopy(f)(**data)), want)
-    assert (
-        len(
-            list(
-                mdps.MixtureDensityParticleFilter(
-                    POSE, Drift(), Distance(), 3
-                ).parameters()
-            )
-        )
-        == 3
-    )
+    assert len(list(mdps.MixtureDensityParticleFilter(POSE, Drift(), Distance(), 3).parameters())) == 3
     torch.testing.assert_close(f.posterior_bandwidth(), torch.full((3,), 0.5))
     torch.testing.assert_close(f.resampling_bandwidth(), torch.full((3,), 0.2))
 
@@ -577,10 +520,7 @@ def test_compiles_in_one_graph():
 
     def loss(lengths):
         beliefs = f(**data, lengths=lengths)
-        return (
-            -beliefs.posterior.log_prob(data["observations"]).mean()
-            - beliefs.log_evidence.mean()
-        )
+        return -beliefs.posterior.log_prob(data["observations"]).mean() - beliefs.log_evidence.mean()
 
     lengths, parameters = torch.tensor([3, 2, 3, 1]), list(f.parameters())
     torch._dynamo.reset()
@@ -589,9 +529,7 @@ def test_compiles_in_one_graph():
         loss(lengths),
     )
     torch.testing.assert_close(got, want)
-    torch.testing.assert_close(
-        torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters)
-    )
+    torch.testing.assert_close(torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters))
 
 
 def test_functional_gradient():
@@ -616,9 +554,7 @@ def test_functions_will_do():
         return particles + noise
 
     dynamics.noise_size = 3
-    f = mdps.MixtureDensityParticleFilter(
-        POSE, dynamics, lambda particles, observation: -particles[..., 0].abs(), 1
-    )
+    f = mdps.MixtureDensityParticleFilter(POSE, dynamics, lambda particles, observation: -particles[..., 0].abs(), 1)
     assert f(torch.zeros(2, 3), torch.zeros(2, 1, 3)).posterior.mean.shape == (2, 3, 3)
 
 
@@ -689,9 +625,7 @@ def test_errors_of_networks_and_options():
         pose_filter(resampling="optimal")
     with pytest.raises(ValueError, match="bandwidth: expected more than the minimum"):
         pose_filter(minimum_bandwidth=0.6)
-    with pytest.raises(
-        ValueError, match="posterior_bandwidth: expected one number or 3"
-    ):
+    with pytest.raises(ValueError, match="posterior_bandwidth: expected one number or 3"):
         pose_filter(posterior_bandwidth=(0.1, 0.2))
     f = pose_filter()
     f.likelihood.forward = lambda particles, observation: particles

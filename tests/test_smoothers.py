@@ -30,15 +30,11 @@ import mdps
 
 class Agreement(Distance):
     def forward(self, particles, observation, log_forward, log_backward):
-        return super().forward(particles, observation) + 0.5 * (
-            log_forward + log_backward
-        ).clamp(min=-30)
+        return super().forward(particles, observation) + 0.5 * (log_forward + log_backward).clamp(min=-30)
 
 
 def pose_smoother(N=7, **options):
-    return mdps.MixtureDensityParticleSmoother(
-        pose_filter(N), pose_filter(N, reverse=True), Agreement(), **options
-    )
+    return mdps.MixtureDensityParticleSmoother(pose_filter(N), pose_filter(N, reverse=True), Agreement(), **options)
 
 
 def smoother_data(**options):
@@ -82,9 +78,7 @@ def run_linear(D, N, B, *, T=5, observed=None, proposal="mixture"):
         minimum_bandwidth=0.0,
     )
     initial, final = stationary(m, B, N, seed=1), stationary(m, B, N, seed=2)
-    belief = s(
-        y.float().expand(B, T, -1), initial, final, seed=torch.tensor(7)
-    ).smoothed
+    belief = s(y.float().expand(B, T, -1), initial, final, seed=torch.tensor(7)).smoothed
     exact = two_filters(m, y, resampling, predicted)
     got = belief.mean.double(), belief.variance.double() - smoothed**2
     return got, (exact.means, exact.covariances.diagonal(dim1=-2, dim2=-1))
@@ -94,9 +88,7 @@ def run_linear(D, N, B, *, T=5, observed=None, proposal="mixture"):
 def test_two_filters_are_the_smoother(D):
     """The oracle of this file, against another: without kernels it is the Rauch-Tung-Striebel smoother."""
     m = model(D)
-    torch.testing.assert_close(
-        two_filters(m, simulate(m, 7)), rauch_tung_striebel(m, simulate(m, 7))
-    )
+    torch.testing.assert_close(two_filters(m, simulate(m, 7)), rauch_tung_striebel(m, simulate(m, 7)))
 
 
 @pytest.mark.parametrize("D", [1, 2, 3])
@@ -104,9 +96,7 @@ def test_converges_to_the_exact_smoother(D):
     errors = []
     for N in (60, 960):
         got, want = run_linear(D, N, 150)
-        errors.append(
-            [((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)]
-        )
+        errors.append([((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)])
         if N == 960:
             for g, w in zip(got, want, strict=True):
                 within(g, w, bias=5 / N)
@@ -122,11 +112,7 @@ def test_narrow_kernels_approach_rauch_tung_striebel():
         two_filters(m, y, 0.05, 0.05),
         two_filters(m, y, 0.1, 0.3),
     )
-    assert (
-        (near.means - want.means).abs().max()
-        < 0.02
-        < (wide.means - want.means).abs().max()
-    )
+    assert (near.means - want.means).abs().max() < 0.02 < (wide.means - want.means).abs().max()
 
 
 def test_union_finds_the_smoothed_mean():
@@ -142,16 +128,8 @@ def mixture_log_prob(x, mixture, t):
     """Float64 by hand: x (B, M, 3), components of time t."""
     delta = x.double().unsqueeze(2) - mixture.means[:, t].double().unsqueeze(1)
     sigma, kappa = mixture.bandwidths.double()[:2], mixture.bandwidths.double()[2] ** -2
-    kernel = (
-        -0.5 * (delta[..., :2] / sigma) ** 2 - sigma.log() - 0.5 * math.log(2 * math.pi)
-    ).sum(-1)
-    kernel = (
-        kernel
-        + kappa * delta[..., 2].cos()
-        - kappa
-        - torch.special.i0e(kappa).log()
-        - math.log(2 * math.pi)
-    )
+    kernel = (-0.5 * (delta[..., :2] / sigma) ** 2 - sigma.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
+    kernel = kernel + kappa * delta[..., 2].cos() - kappa - torch.special.i0e(kappa).log() - math.log(2 * math.pi)
     return torch.logsumexp(mixture.log_weights[:, t].double().unsqueeze(1) + kernel, -1)
 
 
@@ -165,18 +143,11 @@ def test_weights_are_l_over_q(options):
     beliefs = s(**data)
     for t in range(6):
         x = beliefs.smoothed.means[:, t]
-        log_f, log_b = (
-            mixture_log_prob(x, f.predicted, t)
-            for f in (beliefs.forward, beliefs.backward)
-        )
+        log_f, log_b = (mixture_log_prob(x, f.predicted, t) for f in (beliefs.forward, beliefs.backward))
         log_q = torch.logaddexp(log_f + math.log(share), log_b + math.log1p(-share))
-        log_l = s.likelihood(
-            x, 0.5 * data["observations"][:, t], log_f.float(), log_b.float()
-        ).double()
+        log_l = s.likelihood(x, 0.5 * data["observations"][:, t], log_f.float(), log_b.float()).double()
         want = torch.log_softmax(log_l - log_q, -1)
-        torch.testing.assert_close(
-            beliefs.smoothed.log_weights[:, t].double(), want, rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(beliefs.smoothed.log_weights[:, t].double(), want, rtol=1e-4, atol=1e-4)
 
 
 def test_what_gradients_flow_through():
@@ -186,33 +157,22 @@ def test_what_gradients_flow_through():
     loss = -beliefs.smoothed.log_prob(data["observations"]).mean()
     loss.backward()
     for name, p in s.named_parameters():
-        assert p.grad is not None and p.grad.isfinite().all() and (p.grad != 0).any(), (
-            name
-        )
+        assert p.grad is not None and p.grad.isfinite().all() and (p.grad != 0).any(), name
     union = pose_smoother(proposal="union")
     assert union(**data).smoothed.means.requires_grad
 
     def weights():
         """The same weights by hand, q a constant."""
         x = beliefs.smoothed.means
-        parts = [
-            mixture_log_prob(x[:, 2], f.predicted, 2)
-            for f in (beliefs.forward, beliefs.backward)
-        ]
+        parts = [mixture_log_prob(x[:, 2], f.predicted, 2) for f in (beliefs.forward, beliefs.backward)]
         log_q = torch.logaddexp(*parts).detach()
         observation = 0.5 * data["observations"][:, 2]
-        log_l = Distance.forward(s.likelihood, x[:, 2], observation).double() + 0.5 * (
-            parts[0] + parts[1]
-        ).clamp(min=-30)
+        log_l = Distance.forward(s.likelihood, x[:, 2], observation).double() + 0.5 * (parts[0] + parts[1]).clamp(min=-30)
         return torch.log_softmax(log_l - log_q, -1)
 
     beliefs = s(**data)
     g = torch.randn(4, 14, generator=torch.Generator().manual_seed(0))
-    wrt = (
-        list(s.forward_filter.parameters())
-        + list(s.backward_filter.parameters())
-        + [s.likelihood.scale]
-    )
+    wrt = list(s.forward_filter.parameters()) + list(s.backward_filter.parameters()) + [s.likelihood.scale]
     want = torch.autograd.grad((weights() * g).sum(), wrt, retain_graph=True)
     got = torch.autograd.grad((beliefs.smoothed.log_weights[:, 2] * g).sum(), wrt)
     for a, b in zip(got, want, strict=True):
@@ -232,23 +192,15 @@ def test_a_padded_batch_is_its_sequences_alone(proposal):
     data["actions"][torch.arange(6) >= lengths[:, None]] = math.nan
     together = s(**data, lengths=lengths, observed=observed)
     for b, n in enumerate(lengths.tolist()):
-        row = {
-            k: v[b : b + 1] if k in ("initial", "final", "seed") else v[b : b + 1, :n]
-            for k, v in data.items()
-        }
+        row = {k: v[b : b + 1] if k in ("initial", "final", "seed") else v[b : b + 1, :n] for k, v in data.items()}
         alone = s(**row, observed=observed[b : b + 1, :n])
         assert_same(
             [t[b : b + 1, :n] for t in smoothed_tensors(together)],
             list(smoothed_tensors(alone)),
         )
-    assert (
-        all(t.isfinite().all() for t in smoothed_tensors(together))
-        and not together.collapsed.any()
-    )
+    assert all(t.isfinite().all() for t in smoothed_tensors(together)) and not together.collapsed.any()
     loss = together.smoothed.log_prob(torch.zeros(4, 6, 3)).sum()
-    assert all(
-        g.isfinite().all() for g in torch.autograd.grad(loss, list(s.parameters()))
-    )
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(s.parameters())))
 
 
 def test_ends_are_the_particles_that_were_given():
@@ -256,12 +208,8 @@ def test_ends_are_the_particles_that_were_given():
     lengths = torch.tensor([6, 3, 1, 5])
     beliefs = s(**data, lengths=lengths)
     rows = torch.arange(4)
-    torch.testing.assert_close(
-        beliefs.forward.predicted.means[:, 0], POSE.wrap(data["initial"])
-    )
-    torch.testing.assert_close(
-        beliefs.backward.predicted.means[rows, lengths - 1], POSE.wrap(data["final"])
-    )
+    torch.testing.assert_close(beliefs.forward.predicted.means[:, 0], POSE.wrap(data["initial"]))
+    torch.testing.assert_close(beliefs.backward.predicted.means[rows, lengths - 1], POSE.wrap(data["final"]))
 
 
 def test_unobserved_steps_have_a_code_of_zeros():
@@ -299,10 +247,7 @@ def test_stages():
     got = s.smooth(*beliefs, data["observations"], seed=data["seed"])
     assert_same(smoothed_tensors(got), smoothed_tensors(want))
     got.smoothed.log_prob(data["observations"]).mean().backward()
-    assert (
-        s.likelihood.scale.grad is not None
-        and s.forward_filter.dynamics.rate.grad is None
-    )
+    assert s.likelihood.scale.grad is not None and s.forward_filter.dynamics.rate.grad is None
     other = pose_smoother(posterior_bandwidth=2.0)
     other.load_state_dict(s.state_dict())
     assert_same(smoothed_tensors(other(**data)), smoothed_tensors(want))
@@ -327,31 +272,21 @@ def test_collapse_is_seen():
     collapsed[2, 3] = True
     beliefs = s(**data, lengths=torch.tensor([6, 5, 6, 6]))
     assert torch.equal(beliefs.collapsed, collapsed)
-    torch.testing.assert_close(
-        beliefs.smoothed.log_weights[2, 3], torch.full((14,), -math.log(14))
-    )
+    torch.testing.assert_close(beliefs.smoothed.log_weights[2, 3], torch.full((14,), -math.log(14)))
 
 
 def test_different_numbers_of_particles():
-    s = mdps.MixtureDensityParticleSmoother(
-        pose_filter(7), pose_filter(4, reverse=True), Agreement()
-    )
+    s = mdps.MixtureDensityParticleSmoother(pose_filter(7), pose_filter(4, reverse=True), Agreement())
     data = smoother_data()
     data["final"] = data["final"][:, :4]
     assert s(**data).smoothed.means.shape == (4, 6, 11, 3)
-    assert pose_smoother(n_particles=3)(
-        **smoother_data()
-    ).smoothed.log_weights.shape == (4, 6, 3)
+    assert pose_smoother(n_particles=3)(**smoother_data()).smoothed.log_weights.shape == (4, 6, 3)
 
 
 def test_errors():
-    with pytest.raises(
-        ValueError, match="reverse=False and a backward_filter with reverse=True"
-    ):
+    with pytest.raises(ValueError, match="reverse=False and a backward_filter with reverse=True"):
         mdps.MixtureDensityParticleSmoother(pose_filter(), pose_filter(), Agreement())
-    other = mdps.MixtureDensityParticleFilter(
-        names(3), nn.Identity(), nn.Identity(), 7, reverse=True
-    )
+    other = mdps.MixtureDensityParticleFilter(names(3), nn.Identity(), nn.Identity(), 7, reverse=True)
     with pytest.raises(ValueError, match="backward_filter: expected StateSpace"):
         mdps.MixtureDensityParticleSmoother(pose_filter(), other, Agreement())
     for options, words in (
