@@ -73,7 +73,8 @@ map_batch("iwsg_log_weights_backward", shared={4: 2})
 
 @torch.library.register_fake("mdps::iwsg_log_weights")
 def _(samples, means, log_weights, bandwidths, n_angular):
-    mixture_shapes(*check.reals(_NAMES, samples, means, log_weights, bandwidths), n_angular)
+    samples, means, log_weights, bandwidths = check.reals(_NAMES, samples, means, log_weights, bandwidths)
+    mixture_shapes(samples, means, log_weights, bandwidths, n_angular)
     return samples.new_empty(samples.shape[:2])
 
 

@@ -46,7 +46,9 @@ def mixture_log_prob(x: Tensor, means: Tensor, log_weights: Tensor, bandwidths: 
     if reference_active():
         return mixture_log_prob_reference(x, means, log_weights, bandwidths, n_angular)
     try:
-        return _mixture_log_prob(*flat_mixture(lead, x, means, log_weights, bandwidths), n_angular)[0].reshape(*lead, x.size(-2))
+        return _mixture_log_prob(*flat_mixture(lead, x, means, log_weights, bandwidths), n_angular)[0].reshape(
+            *lead, x.size(-2)
+        )
     except RuntimeError as error:
         raise check.named(error) from None
 
@@ -108,7 +110,8 @@ map_batch("mixture_log_prob_backward", shared={4: 3})
 
 @torch.library.register_fake("mdps::mixture_log_prob")
 def _(x, means, log_weights, bandwidths, n_angular):
-    mixture_shapes(*check.reals(_NAMES, x, means, log_weights, bandwidths), n_angular)
+    x, means, log_weights, bandwidths = check.reals(_NAMES, x, means, log_weights, bandwidths)
+    mixture_shapes(x, means, log_weights, bandwidths, n_angular)
     return x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2])
 
 

@@ -39,7 +39,8 @@ def mixture_resample(
         stream: 0 to 2^32 - 1; other streams of a seed are independent.
 
     Returns:
-        samples (..., M, D), angles in [-pi, pi), and ancestors (..., M) int64, those of `resample` with the same seed and stream.
+        samples (..., M, D), angles in [-pi, pi), and ancestors (..., M) int64, those of `resample` with the same seed and
+        stream.
         Samples are fixed draws: no gradient passes through them (see iwsg_log_weights). A row with a NaN or negative
         bandwidth, or NaN or +inf among its log-weights, has NaN samples; a row that is -inf throughout has uniform ancestors.
 

@@ -41,7 +41,7 @@ def small_network(
     kept. Gradients to x, extra, condition and weights, the same bits for any number of threads.
     Source: the paper's dynamics, measurement and smoother networks (Additional Experiment Details, Model Architectures).
     """
-    given = (x, weights) if extra is None else (x, weights, extra)
+    given: tuple[Tensor, ...] = (x, weights) if extra is None else (x, weights, extra)
     given = given if condition is None else (*given, condition)
     given = check.reals(_NAMES[2 * (extra is not None) + (condition is not None)], *given)
     x, weights = given[:2]
@@ -79,9 +79,9 @@ def small_network_reference(
     functions = (lambda h: h), torch.relu, torch.tanh, torch.sigmoid
     h, at = x.reshape(*batch, x.size(2)), 0
     for has_extra, has_condition, out, activation in zip(*(layers[i::4] for i in range(4))):
-        if has_extra:
+        if has_extra and extra is not None:
             h = torch.cat([h, extra.reshape(*batch, extra.size(2))], -1)
-        if has_condition:
+        if has_condition and condition is not None:
             shared = condition[:, None].expand(-1, x.size(1), -1)
             h = torch.cat([h, shared.reshape(*batch, condition.size(1))], -1)
         matrix, bias = sets[:, at : at + out * h.size(-1)], sets[:, None, at + out * h.size(-1) :][..., :out]
@@ -112,8 +112,11 @@ _network = operator("small_network", _save, _gradients)
 
 def _merge(n, in_dims, tensors):
     """(n, B, ...) -> (n B, ...) for mapped or repeated tensors, the weights being the last: (n R, P)."""
-    moved = [t if t is None else t.expand(n, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims)]
-    return *(t if t is None else t.flatten(0, 1) for t in moved[:-1]), moved[-1].reshape(-1, moved[-1].size(-1))
+    *moved, sets = (
+        t if t is None else t.expand(n, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims)
+    )
+    assert sets is not None
+    return *(t if t is None else t.flatten(0, 1) for t in moved), sets.reshape(-1, sets.size(-1))
 
 
 @torch.library.register_vmap("mdps::small_network")

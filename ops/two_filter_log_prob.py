@@ -49,7 +49,7 @@ def two_filter_log_prob(
     Cost: O(M (N_f + N_b)) time, O(M + N_f + N_b) memory; gradients to x and both mixtures.
     Source: the paper's equation of q(x_t) and of the smoothed weights, section 4.
     """
-    args = (
+    args: tuple[Tensor, ...] = (
         x,
         forward_means,
         forward_log_weights,
@@ -67,22 +67,25 @@ def two_filter_log_prob(
     args = check.reals(_NAMES, *args)
     if not 0 <= mixing <= 1:
         raise ValueError(f"mixing: expected 0 to 1, got {mixing}")
-    lead = mixture_shapes(*args[:4], n_angular)
-    mixture_shapes(args[0], *args[4:], n_angular)
+    x, fm, fl, fb, bm, bl, bb = args
+    lead = mixture_shapes(x, fm, fl, fb, n_angular)
+    mixture_shapes(x, bm, bl, bb, n_angular)
     if reference_active():
-        return two_filter_log_prob_reference(*args, n_angular, mixing)
+        return two_filter_log_prob_reference(x, fm, fl, fb, bm, bl, bb, n_angular, mixing)
     try:
         out = _two_filter_log_prob(*flat_mixture(lead, *args), n_angular, mixing)
     except RuntimeError as error:
         raise check.named(error) from None
-    return tuple(o.reshape(*lead, x.size(-2)) for o in out[:3])
+    log_f, log_b, log_q = (o.reshape(*lead, x.size(-2)) for o in out[:3])
+    return log_f, log_b, log_q
 
 
-def two_filter_log_prob_reference(x, *mixtures_and_options) -> tuple[Tensor, Tensor, Tensor]:
+def two_filter_log_prob_reference(
+    x: Tensor, fm: Tensor, fl: Tensor, fb: Tensor, bm: Tensor, bl: Tensor, bb: Tensor, n_angular: int, mixing: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same in plain PyTorch."""
-    *mixtures, n_angular, mixing = mixtures_and_options
-    log_f = mixture_log_prob_reference(x, *mixtures[:3], n_angular)
-    log_b = mixture_log_prob_reference(x, *mixtures[3:], n_angular)
+    log_f = mixture_log_prob_reference(x, fm, fl, fb, n_angular)
+    log_b = mixture_log_prob_reference(x, bm, bl, bb, n_angular)
     f = log_f + (math.log(mixing) if mixing > 0 else -math.inf)
     b = log_b + (math.log1p(-mixing) if mixing < 1 else -math.inf)
     dead = (f == -torch.inf) & (b == -torch.inf)
@@ -108,7 +111,8 @@ map_batch("two_filter_log_prob_backward", shared={10: 3, 13: 6})
 
 @torch.library.register_fake("mdps::two_filter_log_prob")
 def _(x, fm, fl, fb, bm, bl, bb, n_angular, mixing):
-    mixture_shapes(*check.reals(_NAMES[:4], x, fm, fl, fb), n_angular)
+    check.reals(_NAMES, x, fm, fl, fb, bm, bl, bb)
+    mixture_shapes(x, fm, fl, fb, n_angular)
     mixture_shapes(x, bm, bl, bb, n_angular)
     return tuple(x.new_empty(x.shape[:2]) for _ in range(5))
 
