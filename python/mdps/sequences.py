@@ -1,0 +1,106 @@
+"""The arguments that filters and smoothers share: checked, and masked so that nothing missing can reach a network."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import ops
+
+
+class Sequences(NamedTuple):
+    """Observations and what goes with them, B sequences of T steps."""
+
+    observations: Tensor
+    """(B, T, ...), 0 where not observed: NaN there would reach the networks' gradients, even multiplied by 0."""
+    actions: Tensor | None
+    """(B, T, ...), 0 in the padding."""
+    observed: Tensor | None
+    """bool (B, T), False in the padding; None: everything is observed."""
+    lengths: Tensor | None
+    """int64 (B,); None: every sequence has T steps."""
+    seed: Tensor
+    """int64 (B,)."""
+
+
+def prepare(
+    observations: Tensor,
+    actions: Tensor | None,
+    lengths: Tensor | None,
+    observed: Tensor | None,
+    seed: Tensor | None,
+    batch: int,
+) -> Sequences:
+    """Check the arguments of a sequence call and apply the masks.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+    _tensor("observations", observations)
+    if observations.dim() < 2 or observations.size(0) != batch or observations.size(1) == 0:
+        expected = f"(B, T, ...) with B = {batch}, that of the particles, and T >= 1"
+        raise ValueError(f"observations: expected shape {expected}, got {tuple(observations.shape)}")
+    T, device = observations.size(1), observations.device
+    if actions is not None:
+        _tensor("actions", actions)
+        if actions.shape[:2] != (batch, T):
+            raise ValueError(f"actions: expected shape (B, T, ...) with (B, T) = {(batch, T)}, got {tuple(actions.shape)}")
+    if observed is not None:
+        _tensor("observed", observed, torch.bool, (batch, T), "(B, T)")
+    if lengths is not None:
+        _tensor("lengths", lengths, torch.int64, (batch,), "(B,)")
+        if lengths.device.type == "cpu" and not ((lengths >= 1) & (lengths <= T)).all():
+            raise ValueError(f"lengths: expected 1 to T = {T}, got {lengths.tolist()}")
+        real = torch.arange(T, device=device) < lengths.unsqueeze(1)
+        observed = real if observed is None else observed & real
+        actions = masked(actions, real) if actions is not None else None
+    if observed is not None:
+        observations = masked(observations, observed)
+    return Sequences(observations, actions, observed, lengths, row_seeds(seed, batch, device))
+
+
+def check_particles(name: str, particles: Tensor, n_particles: int, size: int) -> None:
+    """Check particles (B, N, D)."""
+    _tensor(name, particles)
+    if particles.dim() != 3 or particles.shape[1:] != (n_particles, size):
+        expected = f"(B, N, D) with N = {n_particles} and D = {size}"
+        raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")
+
+
+def row_seeds(seed: Tensor | None, batch: int, device: torch.device) -> Tensor:
+    """Return a seed for each sequence, int64 (B,), from a seed (), (B,) or torch's generator (None)."""
+    if seed is None:
+        seed = ops.make_seed(device=device)
+    _tensor("seed", seed, torch.int64)
+    if seed.dim() == 0:
+        return ops.split_seed(seed, batch)
+    if seed.shape != (batch,):
+        raise ValueError(f"seed: expected shape () or (B,) = {(batch,)}, got {tuple(seed.shape)}")
+    return seed
+
+
+def encode(network: Any, observations: Tensor) -> Tensor:
+    """Return network.encode(observations), (B, T, ...), or the observations where the network has no such method."""
+    if not hasattr(network, "encode"):
+        return observations
+    codes = network.encode(observations)
+    if codes.shape[:2] != observations.shape[:2]:
+        expected = f"(B, T, ...) with (B, T) = {tuple(observations.shape[:2])}"
+        raise ValueError(f"encode: expected to return shape {expected}, got {tuple(codes.shape)}")
+    return codes
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Return x (B, T, ...) with 0 where mask (B, T) is False, whatever x holds there."""
+    return torch.where(mask.reshape(mask.shape + (1,) * (x.dim() - 2)), x, 0)
+
+
+def _tensor(
+    name: str, value: Any, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None, letters: str = ""
+) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    if dtype is not None and value.dtype != dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, got {value.dtype}")
+    if shape is not None and value.shape != shape:
+        raise ValueError(f"{name}: expected shape {letters} = {shape}, got {tuple(value.shape)}")

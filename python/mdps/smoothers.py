@@ -1,0 +1,197 @@
+"""The Mixture Density Particle Smoother: two filters, one from each end, and a network that weighs where they agree.
+
+Idea: the smoothed belief is p(y_t | x) m_f(x) m_b(x) / gamma_t(x), where m_f is what the forward filter predicts from the
+past and m_b what the backward filter predicts from the future. Particles are drawn from q, a mixture of both predictions, and
+weighed by l(x; y_t, log m_f(x), log m_b(x)) / q(x); the network l stands for that whole product.
+
+Source: "Learning to be Smooth", section 4, equations (mdps_resampling_for_combination) to (smoothed_posterior), and figure
+"The Mixture Density Particle Smoother" of the appendix, here in log space. Deviation: the draws from q are stratified, a
+fixed number from each prediction (what the paper's experiments do).
+Cost: that of both filters, and for all T steps together one evaluation of l and O(T M N) kernels.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from .filters import FilterBeliefs, MixtureDensityParticleFilter
+from .mixture import Bandwidth, Mixture
+from .sequences import encode, masked, prepare, row_seeds
+
+Components = tuple[Tensor, Tensor, Tensor]
+
+
+class SmootherLikelihood(Protocol):
+    """The weight network l; an nn.Module, or any callable. It may have a method `encode`, as `mdps.Likelihood`."""
+
+    def __call__(self, particles: Tensor, observation: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
+        """particles (B, M, D), observation (B, ...), log m_f (B, M), log m_b (B, M) -> log l (B, M), up to a constant.
+
+        B is the number of sequences times that of steps. Far from every particle the log-densities are finite but may be
+        as low as -1e6: a network should squash them. With true models, log l = log p(y | x) + log m_f + log m_b - log gamma.
+        """
+
+
+class SmootherBeliefs(NamedTuple):
+    """What a smoother believes at every time; where t >= lengths, entries are padding: finite, of no meaning."""
+
+    smoothed: Mixture
+    """Batch shape (B, T), M components: given all observations."""
+    forward: FilterBeliefs
+    """Of the forward filter."""
+    backward: FilterBeliefs
+    """Of the backward filter."""
+    collapsed: Tensor
+    """bool (B, T): every smoothed particle had weight 0; the weights are then uniform."""
+
+
+class MixtureDensityParticleSmoother(nn.Module):
+    """Mixture Density Particle Smoother (MDPS).
+
+    Args:
+        forward_filter: an MDPF.
+        backward_filter: an MDPF with reverse=True, over the same space.
+        likelihood: the weight network (protocol `SmootherLikelihood`).
+        n_particles: M, at least 2; None: as many as both filters have together.
+        proposal: "mixture" draws the particles from q = mixing m_f + (1 - mixing) m_b, ceil(M mixing) of them from m_f; they
+            are constants, and gradients flow through l and its log-density inputs. "union" takes the predicted particles of
+            both filters as they are, M = N_f + N_b: gradients then flow through their places too, and q, which they are
+            divided by, stays the density of the mixture.
+        posterior_bandwidth: of the smoothed belief, before training: D numbers or one, standard deviations in the units of
+            the state (angles: radians). minimum_bandwidth: what it stays above.
+        mixing: share of m_f in q, in (0, 1). The share that is realised, ceil(M mixing) / M, is the one that log q uses.
+
+    Raises:
+        ValueError: filters of different spaces or of the wrong direction, or an option out of its range.
+    """
+
+    def __init__(
+        self,
+        forward_filter: MixtureDensityParticleFilter,
+        backward_filter: MixtureDensityParticleFilter,
+        likelihood: SmootherLikelihood,
+        *,
+        n_particles: int | None = None,
+        proposal: str = "mixture",
+        posterior_bandwidth: float | Sequence[float] = 0.5,
+        minimum_bandwidth: float | Sequence[float] = 0.01,
+        mixing: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if forward_filter.reverse or not backward_filter.reverse:
+            raise ValueError("expected a forward_filter with reverse=False and a backward_filter with reverse=True")
+        if forward_filter.space != backward_filter.space:
+            raise ValueError(f"backward_filter: expected {forward_filter.space}, got {backward_filter.space}")
+        if proposal not in ("mixture", "union"):
+            raise ValueError(f"proposal: expected 'mixture' or 'union', got {proposal!r}")
+        union = forward_filter.n_particles + backward_filter.n_particles
+        n_particles = union if n_particles is None else n_particles
+        if n_particles < 2 or (proposal == "union" and n_particles != union):
+            expected = f"{union}, the particles of both filters" if proposal == "union" else "at least 2"
+            raise ValueError(f"n_particles: expected {expected}, got {n_particles}")
+        if not 0 < mixing < 1:
+            raise ValueError(f"mixing: expected a number between 0 and 1, got {mixing}")
+        self.space, self.n_particles, self.proposal = forward_filter.space, n_particles, proposal
+        share = math.ceil(n_particles * mixing - 1e-9)
+        self.n_forward = forward_filter.n_particles if proposal == "union" else min(share, n_particles - 1)
+        self.forward_filter, self.backward_filter, self.likelihood = forward_filter, backward_filter, likelihood
+        self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, self.space)
+
+    def forward(
+        self,
+        observations: Tensor,
+        initial: Tensor,
+        final: Tensor,
+        actions: Tensor | None = None,
+        lengths: Tensor | None = None,
+        observed: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> SmootherBeliefs:
+        """Smooth whole sequences: `filter`, then `smooth`.
+
+        Args:
+            initial: (B, N_f, D): particles at time 0; they are also what the forward filter predicts there.
+            final: (B, N_b, D): particles at each sequence's last time, lengths - 1; what the backward filter predicts there.
+            observations, actions, lengths, observed, seed: as for `MixtureDensityParticleFilter.forward`. Where nothing was
+                observed, the weight network sees an observation code of zeros.
+        """
+        seed = row_seeds(seed, initial.size(0), initial.device)
+        beliefs = self.filter(observations, initial, final, actions, lengths, observed, seed)
+        return self.smooth(*beliefs, observations, lengths, observed, seed)
+
+    def filter(
+        self,
+        observations: Tensor,
+        initial: Tensor,
+        final: Tensor,
+        actions: Tensor | None = None,
+        lengths: Tensor | None = None,
+        observed: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> tuple[FilterBeliefs, FilterBeliefs]:
+        """Return the beliefs of the forward and the backward filter alone, as a stage that trains only those needs them."""
+        seeds = ops.split_seed(row_seeds(seed, initial.size(0), initial.device), 3)
+        forward = self.forward_filter(observations, initial, actions, lengths, observed, seeds[:, 0].contiguous())
+        backward = self.backward_filter(observations, final, actions, lengths, observed, seeds[:, 1].contiguous())
+        return forward, backward
+
+    def smooth(
+        self,
+        forward: FilterBeliefs,
+        backward: FilterBeliefs,
+        observations: Tensor,
+        lengths: Tensor | None = None,
+        observed: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> SmootherBeliefs:
+        """Combine both filters' predictions into the smoothed beliefs; arguments as for `forward`.
+
+        A stage that trains the weight network alone calls `filter` under torch.no_grad(), then this.
+        """
+        batch, T = forward.predicted.batch_shape
+        if observations.shape[:2] != (batch, T):
+            raise ValueError(
+                f"observations: expected shape (B, T, ...) with (B, T) = {(batch, T)}, that of the beliefs, "
+                f"got {tuple(observations.shape)}"
+            )
+        sequence = prepare(observations, None, lengths, observed, seed, batch)
+        codes = encode(self.likelihood, sequence.observations)
+        if sequence.observed is not None:
+            codes = masked(codes, sequence.observed)
+        m_f, m_b = _components(forward.predicted), _components(backward.predicted)
+        x = self._propose(m_f, m_b, sequence.seed, T)
+        log_f, log_b, log_q = ops.two_filter_log_prob(
+            x, *m_f, *m_b, n_angular=self.space.n_angular, mixing=self.n_forward / self.n_particles
+        )
+        log_l = self.likelihood(x, codes.flatten(0, 1), log_f, log_b)
+        if log_l.shape != log_q.shape:
+            raise ValueError(f"likelihood: expected to return shape {tuple(log_q.shape)}, got {tuple(log_l.shape)}")
+        log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach())
+        smoothed = Mixture(
+            x.unflatten(0, (batch, T)), log_weights.unflatten(0, (batch, T)), self.posterior_bandwidth(), self.space
+        )
+        collapsed = (log_sum == -math.inf).view(batch, T)
+        if sequence.lengths is not None:
+            collapsed = collapsed & (torch.arange(T, device=x.device) < sequence.lengths.unsqueeze(1))
+        return SmootherBeliefs(smoothed, forward, backward, collapsed)
+
+    def _propose(self, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
+        """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""
+        if self.proposal == "union":
+            return torch.cat([m_f[0], m_b[0]], 1)
+        seed = ops.split_seed(seed, 3)[:, 2]
+        n_angular, counts = self.space.n_angular, (self.n_forward, self.n_particles - self.n_forward)
+        draws = [
+            ops.mixture_resample(*m, ops.split_seed(seed, T, stream=i).flatten(), counts[i], n_angular=n_angular)[0]
+            for i, m in enumerate((m_f, m_b))
+        ]
+        return torch.cat(draws, 1)
+
+
+def _components(mixture: Mixture) -> Components:
+    """Means (B T, N, D), log-weights (B T, N), bandwidths (D)."""
+    return mixture.means.flatten(0, 1), mixture.log_weights.flatten(0, 1), mixture.bandwidths
