@@ -17,6 +17,8 @@ from . import ops
 
 MINIMUM_WEIGHT = 1e-5
 """Weights lie in [1e-5, 1], so that no network can kill a particle for good."""
+MINIMUM_LOG_DENSITY = -20.0
+"""Log-densities that a smoother's network sees are cut here: far from all particles they would be as low as -1e6."""
 
 
 class ParticleNetwork(nn.Module):
@@ -144,7 +146,8 @@ class PoseLikelihood(nn.Module):
 class PoseSmootherLikelihood(nn.Module):
     """The measurement model of a smoother: it also sees what the forward and the backward filter say.
 
-    As `PoseLikelihood`, with four layers in either part; the second also sees log m_f and log m_b of each particle.
+    As `PoseLikelihood`, with four layers in either part; the second also sees log m_f and log m_b of each particle, not below
+    `MINIMUM_LOG_DENSITY` (a deviation from the paper, which does not cut them).
 
     Args:
         encoder: codes observations (B, T, ...) as (B, T, width); it may be shared with other models.
@@ -162,7 +165,7 @@ class PoseSmootherLikelihood(nn.Module):
 
     def forward(self, particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
         """particles (B, M, 3), code (B, width), log-densities (B, M) -> log-likelihoods (B, M), in [log 1e-5, 0]."""
-        densities = torch.stack([log_forward, log_backward], -1)
+        densities = torch.stack([log_forward, log_backward], -1).clamp_min(MINIMUM_LOG_DENSITY)
         weights = self.network.flat_weights()
         return bounded_log_weight(self.network(pose_features(particles), weights, extra=densities, condition=code).squeeze(-1))
 
