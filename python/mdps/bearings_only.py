@@ -49,7 +49,7 @@ class Drives(NamedTuple):
     """(S, K) float64, in m/s: its speed in that step."""
 
 
-class Sequences(NamedTuple):
+class LabelledSequences(NamedTuple):
     """Labelled sequences, as `simulate` returns them."""
 
     states: Tensor
@@ -58,7 +58,7 @@ class Sequences(NamedTuple):
     """(S, T) float32: bearing of the vehicle from the radar, in [-pi, pi)."""
 
 
-def simulate(n_sequences: int, n_steps: int = 50, *, seed: int) -> Sequences:
+def simulate(n_sequences: int, n_steps: int = 50, *, seed: int) -> LabelledSequences:
     """Simulate labelled sequences; the same arguments give the same numbers.
 
     The states are those after internal steps 1, 4, 7, ..., so 0.75 s apart; the start itself is not stored.
@@ -85,7 +85,7 @@ def simulate(n_sequences: int, n_steps: int = 50, *, seed: int) -> Sequences:
     random = np.random.Generator(np.random.Philox(seed))
     states = drive(n_sequences, STRIDE * (n_steps - 1) + 1, random).states[:, ::STRIDE]
     observations = observe(states, random)
-    return Sequences(_float32(states), _float32(observations))
+    return LabelledSequences(_float32(states), _float32(observations))
 
 
 def drive(n_vehicles: int, n_internal_steps: int, random: np.random.Generator) -> Drives:

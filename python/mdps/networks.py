@@ -25,7 +25,7 @@ class ParticleNetwork(nn.Module):
     """A multilayer perceptron, the same for every particle, whose second part takes further inputs.
 
     y = second(concatenate(first(x), extra, condition)): `extra` belongs to a particle, `condition` to a sequence. ReLU follows
-    each layer but the last of `second`; the last of `first` has one where `first_ends_in_relu`.
+    each layer but the last of `second`, and the last of `first` where `first_ends_in_relu`.
 
     Args:
         n_inputs: C, entries of x.
@@ -48,15 +48,14 @@ class ParticleNetwork(nn.Module):
         first_ends_in_relu: bool = True,
     ) -> None:
         super().__init__()
-        self.first = _layers(n_inputs, first, first_ends_in_relu)
-        self.second = _layers(first[-1] + n_extra + n_condition, second, False)
-        relu = [True] * (len(first) - 1) + [first_ends_in_relu] + [True] * (len(second) - 1) + [False]
-        self._layers = [n for i, (width, r) in enumerate(zip((*first, *second), relu))
-                        for n in (*((n_extra, n_condition) if i == len(first) else (0, 0)), width, int(r))]
+        self.first = _perceptron(n_inputs, first, first_ends_in_relu)
+        self.second = _perceptron(first[-1] + n_extra + n_condition, second, False)
+        joined = ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
+        self._layers = ops.layers_of(self.first) + joined
 
     def flat_weights(self) -> Tensor:
-        """All parameters in order as one differentiable tensor (P)."""
-        return torch.cat([p.reshape(-1) for p in self.parameters()])
+        """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
+        return ops.flatten_parameters(self.first, self.second)
 
     def forward(self, x: Tensor, weights: Tensor, *, extra: Tensor | None = None, condition: Tensor | None = None) -> Tensor:
         """x (B, N, C), weights (P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs)."""
@@ -68,7 +67,7 @@ class ObservationEncoder(nn.Module):
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.layers = _layers(2, (width,) * 3, True)
+        self.layers = _perceptron(2, (width,) * 3, True)
 
     def forward(self, observations: Tensor) -> Tensor:
         return self.layers(torch.stack([observations.sin(), observations.cos()], -1))
@@ -181,7 +180,7 @@ def bounded_log_weight(logit: Tensor, minimum: float = MINIMUM_WEIGHT) -> Tensor
     return torch.log(torch.sigmoid(logit) * (1 - minimum) + minimum)
 
 
-def _layers(n_inputs: int, widths: Sequence[int], ends_in_relu: bool) -> nn.Sequential:
+def _perceptron(n_inputs: int, widths: Sequence[int], ends_in_relu: bool) -> nn.Sequential:
     modules: list[nn.Module] = []
     for i, width in enumerate(widths):
         modules.append(nn.Linear(n_inputs if i == 0 else widths[i - 1], width))
