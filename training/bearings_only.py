@@ -18,20 +18,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-import torch
-from torch import Tensor, nn
-
-import mdps
-from mdps import bearings_only as task
-from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
-from mdps import metrics, ops
-
 import bearings_only_figures as figures
 import configuration
+import lightning as L
+import mdps
 import staged
+import torch
 from configuration import ConfigurationError, option
+from mdps import bearings_only as task
+from mdps import metrics, ops
+from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
 from staged import Stage, mix
+from torch import Tensor, nn
 
 SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
 NAMES = {"forward": "forward filter", "backward": "backward filter", "smoothed": "smoother"}
@@ -50,7 +48,9 @@ class Configuration:
     """Everything that a run depends on."""
 
     method: str = option("mdps", "mdps: the smoother; mdpf: the forward filter alone", ("mdps", "mdpf"))
-    stages: str = option("paper", "stages of training: paper (three for mdps) or code (four, the authors' program)", ("paper", "code"))
+    stages: str = option(
+        "paper", "stages of training: paper (three for mdps) or code (four, the authors' program)", ("paper", "code")
+    )
     seed: int = option(0, "seed of data, first weights, order and particles; one seed, one result", minimum=0)
     n_training: int = option(5000, "training sequences", minimum=1)
     n_validation: int = option(1000, "validation sequences", minimum=1)
@@ -59,7 +59,9 @@ class Configuration:
     label_every: int = option(4, "in training and validation every such step has a true state", minimum=1)
     n_particles: int = option(50, "particles of a filter; the smoother has twice as many", minimum=1)
     resampling: str = option("stratified", "resampling scheme", ("stratified", "multinomial", "systematic", "residual"))
-    proposal: str = option("mixture", "the smoother's particles: drawn from both filters' mixture, or their union", ("mixture", "union"))
+    proposal: str = option(
+        "mixture", "the smoother's particles: drawn from both filters' mixture, or their union", ("mixture", "union")
+    )
     position_noise: float = option(0.01, "standard deviation of the forward start around the truth, metres", minimum=0.0)
     heading_concentration: float = option(100.0, "concentration kappa of the forward start's heading", minimum=0.0)
     batch_size: int = option(32, "sequences of a training step", minimum=1)
@@ -101,13 +103,21 @@ def stages(c: Configuration) -> list[Stage]:
             Stage("filters", {"filters": 1e-3, "resampling": 1e-5}, both),
             Stage("posterior bandwidths", {"posterior": 1e-3}, both),
             Stage("smoother", {"smoother": 1e-3, "output": 1e-4}, smoothed),
-            Stage("everything", {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5}, smoothed),
+            Stage(
+                "everything",
+                {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5},
+                smoothed,
+            ),
         ]
     else:
         all_ = [
             Stage("filters", {"filters": 1e-3, "resampling": 1e-5, "posterior": 1e-3}, both),
             Stage("smoother", {"smoother": 1e-3, "output": 1e-3}, smoothed),
-            Stage("everything", {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5}, smoothed),
+            Stage(
+                "everything",
+                {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5},
+                smoothed,
+            ),
         ]
     return [dataclasses.replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in all_]
 
@@ -120,17 +130,26 @@ class Tracker(nn.Module):
         self.c = c
         encoder = ObservationEncoder()
         resampling = FIRST_BANDWIDTH_MDPF if c.method == "mdpf" else FIRST_BANDWIDTH
-        options = {"resampling": c.resampling, "posterior_bandwidth": FIRST_BANDWIDTH, "resampling_bandwidth": resampling,
-                   "minimum_bandwidth": MINIMUM_BANDWIDTH}
+        options = {
+            "resampling": c.resampling,
+            "posterior_bandwidth": FIRST_BANDWIDTH,
+            "resampling_bandwidth": resampling,
+            "minimum_bandwidth": MINIMUM_BANDWIDTH,
+        }
         filters = [
-            mdps.MixtureDensityParticleFilter(SPACE, ResidualDynamics(), PoseLikelihood(encoder), c.n_particles, reverse=r, **options)
+            mdps.MixtureDensityParticleFilter(
+                SPACE, ResidualDynamics(), PoseLikelihood(encoder), c.n_particles, reverse=r, **options
+            )
             for r in ((False, True) if c.method == "mdps" else (False,))
         ]
         if c.method == "mdpf":
             self.estimator = filters[0]
         else:
             self.estimator = mdps.MixtureDensityParticleSmoother(
-                *filters, PoseSmootherLikelihood(encoder), proposal=c.proposal, posterior_bandwidth=FIRST_BANDWIDTH,
+                *filters,
+                PoseSmootherLikelihood(encoder),
+                proposal=c.proposal,
+                posterior_bandwidth=FIRST_BANDWIDTH,
                 minimum_bandwidth=MINIMUM_BANDWIDTH,
             )
 
@@ -147,7 +166,9 @@ class Tracker(nn.Module):
                 groups["filters" if filter_ else "smoother"].append(parameter)
         return groups
 
-    def beliefs(self, states: Tensor, observations: Tensor, seed: int, names: tuple[str, ...] = tuple(NAMES)) -> dict[str, mdps.Mixture]:
+    def beliefs(
+        self, states: Tensor, observations: Tensor, seed: int, names: tuple[str, ...] = tuple(NAMES)
+    ) -> dict[str, mdps.Mixture]:
         """Run the filters, and the smoother if `names` asks for it, on sequences with true starts and seeded particles.
 
         states (B, T, 3), observations (B, T); the result has mixtures of batch shape (B, T).
@@ -169,8 +190,12 @@ class Tracker(nn.Module):
         states, observations = batch
         beliefs = self.beliefs(states, observations, seed, names)
         labelled = slice(None, None, self.c.label_every)
-        return {n: metrics.negative_log_likelihood(at_times(beliefs[n], labelled), states[:, labelled],
-                                                   density_floor=self.c.density_floor).mean() for n in names}
+        return {
+            n: metrics.negative_log_likelihood(
+                at_times(beliefs[n], labelled), states[:, labelled], density_floor=self.c.density_floor
+            ).mean()
+            for n in names
+        }
 
 
 def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
@@ -200,7 +225,9 @@ class Data(L.LightningDataModule):
         super().__init__()
         self.c = c
         sizes = {"training": c.n_training, "validation": c.n_validation, "evaluation": c.n_evaluation}
-        self.sets = {name: staged.Rows(*task.simulate(n, c.n_steps, seed=mix(c.seed, 3, i))) for i, (name, n) in enumerate(sizes.items())}
+        self.sets = {
+            name: staged.Rows(*task.simulate(n, c.n_steps, seed=mix(c.seed, 3, i))) for i, (name, n) in enumerate(sizes.items())
+        }
 
     def train_dataloader(self):
         return staged.loader(self.sets["training"], self.c.batch_size, mix(self.c.seed, 4))
@@ -234,9 +261,15 @@ def table(results: dict[str, dict[str, float]]) -> str:
     for name, row in results.items():
         nll, error = BAYES_LIMIT[name]
         limit = f"{nll:15.2f}   {'' if error is None else f'{error:10.2f}'}"
-        lines.append(f"{NAMES[name]:16s} {row['nll']:6.2f}   {row['position_error']:10.2f}   {row['heading_error_degrees']:13.1f}   | {limit}".rstrip())
-    lines.append("True model: a filter with 300,000 particles on the true augmented state (pose, waypoint, speed), the start known;")
-    lines.append("beside the backward filter, which starts anywhere, the same with an unknown start. Learned states are the pose alone.")
+        lines.append(
+            f"{NAMES[name]:16s} {row['nll']:6.2f}   {row['position_error']:10.2f}   {row['heading_error_degrees']:13.1f}   | {limit}".rstrip()
+        )
+    lines.append(
+        "True model: a filter with 300,000 particles on the true augmented state (pose, waypoint, speed), the start known;"
+    )
+    lines.append(
+        "beside the backward filter, which starts anywhere, the same with an unknown start. Learned states are the pose alone."
+    )
     return "\n".join(lines)
 
 
@@ -247,10 +280,20 @@ def run_training(c: Configuration, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(c.threads)
     staged.quiet()
     data, tracker = Data(c), build(c)
-    print(f"{c.method}: {sum(p.numel() for p in tracker.parameters())} parameters, {c.n_training} sequences of {c.n_steps} steps, "
-          f"{c.n_particles} particles, seed {c.seed}; run folder {folder}")
-    schedule = staged.Schedule(c.max_epochs, c.min_epochs, c.patience, c.plateau_factor, c.plateau_patience, c.plateau_cooldown,
-                               c.plateau_threshold, c.gradient_clip)
+    print(
+        f"{c.method}: {sum(p.numel() for p in tracker.parameters())} parameters, {c.n_training} sequences of {c.n_steps} steps, "
+        f"{c.n_particles} particles, seed {c.seed}; run folder {folder}"
+    )
+    schedule = staged.Schedule(
+        c.max_epochs,
+        c.min_epochs,
+        c.patience,
+        c.plateau_factor,
+        c.plateau_patience,
+        c.plateau_cooldown,
+        c.plateau_threshold,
+        c.gradient_clip,
+    )
     staged.train(tracker, data, stages(c), schedule, folder, c.seed, c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": tracker.state_dict()}, folder / "model.pt")
     return _finish(tracker, data.sets["evaluation"].tensors, folder, c.seed, "metrics.json", time.monotonic() - started)
@@ -274,8 +317,13 @@ def run_evaluation(folder: Path, n_sequences: int | None, n_particles: int | Non
 def _finish(tracker, sequences, folder, seed, name, seconds):
     print(f"Evaluating {len(sequences[0])} unseen sequences, every step")
     results = evaluate(tracker, *sequences, seed=seed)
-    record = {"results": results, "true_model": {k: {"nll": v[0], "position_error": v[1]} for k, v in BAYES_LIMIT.items()},
-              "n_sequences": len(sequences[0]), "n_particles": tracker.c.n_particles, "seed": seed}
+    record = {
+        "results": results,
+        "true_model": {k: {"nll": v[0], "position_error": v[1]} for k, v in BAYES_LIMIT.items()},
+        "n_sequences": len(sequences[0]),
+        "n_particles": tracker.c.n_particles,
+        "seed": seed,
+    }
     if seconds is not None:
         record["seconds_of_this_call"] = seconds
         record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
@@ -309,7 +357,9 @@ def _parser():
     train.add_argument("--output", type=Path, metavar="FOLDER", help="run folder [runs/bearings_only_METHOD_seed_SEED]")
     configuration.add_flags(train, Configuration)
     demo = commands.add_parser("demo", help="train a smoother in five minutes on two cores: train --preset demo, from scratch")
-    demo.add_argument("--output", type=Path, metavar="FOLDER", default=Path("runs/demo"), help="run folder, emptied first [runs/demo]")
+    demo.add_argument(
+        "--output", type=Path, metavar="FOLDER", default=Path("runs/demo"), help="run folder, emptied first [runs/demo]"
+    )
     evaluation = commands.add_parser("evaluate", help="evaluate a finished run on fresh sequences")
     evaluation.add_argument("run", type=Path, help="run folder")
     evaluation.add_argument("--n-evaluation", type=int, metavar="INT", help="sequences [as the run]")

@@ -10,11 +10,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
-from torch import Tensor  # noqa: E402
-
 from mdps import Mixture, metrics  # noqa: E402
 from mdps.bearings_only import ARENA, RADAR  # noqa: E402
 from staged import mix  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 TITLES = {"forward": "forward filter", "backward": "backward filter", "smoothed": "smoother"}
 COLOURS = {"forward": "#0072B2", "backward": "#D55E00", "smoothed": "#009E73"}
@@ -26,7 +25,9 @@ STYLE = {
 EXTENT = ARENA + 1.5
 
 
-def draw_run(folder: Path, history: list[dict[str, Any]], tracker: torch.nn.Module, sequences: tuple[Tensor, Tensor], seed: int) -> None:
+def draw_run(
+    folder: Path, history: list[dict[str, Any]], tracker: torch.nn.Module, sequences: tuple[Tensor, Tensor], seed: int
+) -> None:
     """Draw every figure of a run into folder/figures, as PNG and PDF."""
     (folder / "figures").mkdir(exist_ok=True)
     states, observations = (s[:200] for s in sequences)
@@ -49,8 +50,9 @@ def trajectory(beliefs: dict[str, Mixture], states: Tensor, observations: Tensor
     n_steps = states.size(1)
     times = [round((k + 0.5) / n_times * n_steps) for k in range(n_times)]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(len(beliefs), n_times, figsize=(1.75 * n_times, 1.8 * len(beliefs)), squeeze=False,
-                                    sharex=True, sharey=True)
+        figure, axes = plt.subplots(
+            len(beliefs), n_times, figsize=(1.75 * n_times, 1.8 * len(beliefs)), squeeze=False, sharex=True, sharey=True
+        )
         for row, (name, belief) in zip(axes, beliefs.items()):
             row[0].set_ylabel(TITLES[name], color=COLOURS[name], fontsize=9)
             for ax, t in zip(row, times):
@@ -93,7 +95,10 @@ def learning_curves(history: list[dict[str, Any]]) -> plt.Figure:
         ax.set_xlim(0.5, len(history) + 0.5)
         named = [n for n in COLOURS if any(f"validation/{n}" in row for row in history)]
         handles = [plt.Line2D([], [], color=COLOURS[n], lw=1.3, label=TITLES[n]) for n in named]
-        handles += [plt.Line2D([], [], color="0.3", lw=1.3, label="validation"), plt.Line2D([], [], color="0.3", lw=0.7, ls=":", label="training")]
+        handles += [
+            plt.Line2D([], [], color="0.3", lw=1.3, label="validation"),
+            plt.Line2D([], [], color="0.3", lw=0.7, ls=":", label="training"),
+        ]
         ax.legend(handles=handles, loc="upper right", ncols=2)
     return figure
 
@@ -128,7 +133,14 @@ def _scene(ax, states, t, bearing):
     ax.plot(*RADAR, "^", color="black", ms=4, zorder=5)
     far = 3 * ARENA
     direction = torch.tensor(bearing)
-    ax.plot([RADAR[0], RADAR[0] + far * direction.cos()], [RADAR[1], RADAR[1] + far * direction.sin()], color="#CC79A7", lw=0.8, ls="--", zorder=1)
+    ax.plot(
+        [RADAR[0], RADAR[0] + far * direction.cos()],
+        [RADAR[1], RADAR[1] + far * direction.sin()],
+        color="#CC79A7",
+        lw=0.8,
+        ls="--",
+        zorder=1,
+    )
     ax.set(xlim=(-EXTENT, EXTENT), ylim=(-EXTENT, EXTENT), aspect="equal", xticks=[-10, 0, 10], yticks=[-10, 0, 10])
     for side in ax.spines.values():
         side.set_visible(False)
@@ -140,12 +152,27 @@ def _belief(ax, belief, colour):
     grid = torch.cartesian_prod(line, line)
     density = belief.marginal(("x", "y")).log_prob_many(grid).exp().view(161, 161).T
     cloud = LinearSegmentedColormap.from_list("cloud", [(1, 1, 1, 0), (*matplotlib.colors.to_rgb(colour), 0.75)])
-    ax.imshow(density.sqrt(), origin="lower", extent=(-EXTENT, EXTENT) * 2, cmap=cloud, vmin=0, zorder=0, interpolation="bilinear")
+    ax.imshow(
+        density.sqrt(), origin="lower", extent=(-EXTENT, EXTENT) * 2, cmap=cloud, vmin=0, zorder=0, interpolation="bilinear"
+    )
     weights = belief.log_weights.exp()
     opacity = (0.12 + 0.88 * weights / weights.max()).tolist()
     _arrows(ax, belief.means, [(*matplotlib.colors.to_rgb(colour), a) for a in opacity], length=1.1, width=0.006, zorder=4)
 
 
 def _arrows(ax, poses, colours, length, width, zorder):
-    ax.quiver(poses[:, 0], poses[:, 1], length * poses[:, 2].cos(), length * poses[:, 2].sin(), color=colours, angles="xy",
-              scale_units="xy", scale=1, width=width, headwidth=4, headlength=4, headaxislength=3.5, zorder=zorder)
+    ax.quiver(
+        poses[:, 0],
+        poses[:, 1],
+        length * poses[:, 2].cos(),
+        length * poses[:, 2].sin(),
+        color=colours,
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        width=width,
+        headwidth=4,
+        headlength=4,
+        headaxislength=3.5,
+        zorder=zorder,
+    )

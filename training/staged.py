@@ -23,13 +23,12 @@ warnings.filterwarnings("ignore", module=r"lightning.*|lightning_utilities.*|pkg
 warnings.filterwarnings("ignore", message=r".*(num_workers|LeafSpec|treespec|log_every_n_steps|_register_pytree_node).*")
 
 import lightning as L  # noqa: E402
+import mdps  # noqa: E402
 import torch  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, Sampler  # noqa: E402
-
-import mdps  # noqa: E402
 
 VALIDATION = "validation_loss"
 
@@ -84,7 +83,11 @@ class StagedModule(L.LightningModule):
         optimizer = torch.optim.Adam(learning, fused=True)
         s = self.schedule
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, factor=s.plateau_factor, patience=s.plateau_patience, cooldown=s.plateau_cooldown, threshold=s.plateau_threshold
+            optimizer,
+            factor=s.plateau_factor,
+            patience=s.plateau_patience,
+            cooldown=s.plateau_cooldown,
+            threshold=s.plateau_threshold,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": VALIDATION}}
 
@@ -166,15 +169,23 @@ class Progress(Callback):
         now = time.monotonic()
         if sys.stdout.isatty() and now - self.drawn > 0.2:
             self.drawn = now
-            print(f"\r{self._where(trainer)}  batch {batch_index + 1}/{trainer.num_training_batches}  "
-                  f"loss {outputs['loss'].item():7.3f}  {self._remaining(trainer)}\033[K", end="", flush=True)
+            print(
+                f"\r{self._where(trainer)}  batch {batch_index + 1}/{trainer.num_training_batches}  "
+                f"loss {outputs['loss'].item():7.3f}  {self._remaining(trainer)}\033[K",
+                end="",
+                flush=True,
+            )
 
     def on_train_epoch_end(self, trainer, module):
         metrics = trainer.callback_metrics
         best = min(row["validation_loss"] for row in self.rows)
-        print(f"{chr(13) if sys.stdout.isatty() else ''}{self._where(trainer)}  loss {metrics['training_loss']:7.3f}  "
-              f"validation {metrics[VALIDATION]:7.3f}  best {best:7.3f}  {self._remaining(trainer)}"
-              f"{chr(27) + '[K' if sys.stdout.isatty() else ''}", end="" if sys.stdout.isatty() else "\n", flush=True)
+        print(
+            f"{chr(13) if sys.stdout.isatty() else ''}{self._where(trainer)}  loss {metrics['training_loss']:7.3f}  "
+            f"validation {metrics[VALIDATION]:7.3f}  best {best:7.3f}  {self._remaining(trainer)}"
+            f"{chr(27) + '[K' if sys.stdout.isatty() else ''}",
+            end="" if sys.stdout.isatty() else "\n",
+            flush=True,
+        )
 
     def on_train_end(self, trainer, module):
         if sys.stdout.isatty():
@@ -208,8 +219,15 @@ class History(Callback):
     def on_train_epoch_end(self, trainer, module):
         numbers = {k: float(v) for k, v in trainer.callback_metrics.items()}
         rates = {g["name"]: g["lr"] for g in trainer.optimizers[0].param_groups}
-        self.rows.append({"stage": self.stage, "epoch": trainer.current_epoch, "seconds": time.monotonic() - self.started,
-                          "rates": rates, **numbers})
+        self.rows.append(
+            {
+                "stage": self.stage,
+                "epoch": trainer.current_epoch,
+                "seconds": time.monotonic() - self.started,
+                "rates": rates,
+                **numbers,
+            }
+        )
         with self.path.open("a") as file:
             file.write(json.dumps(self.rows[-1]) + "\n")
 
@@ -234,7 +252,12 @@ class EarlyStop(Callback):
 
 
 def train(
-    model: nn.Module, data: L.LightningDataModule, stages: Sequence[Stage], schedule: Schedule, folder: Path, seed: int,
+    model: nn.Module,
+    data: L.LightningDataModule,
+    stages: Sequence[Stage],
+    schedule: Schedule,
+    folder: Path,
+    seed: int,
     accelerator: str,
 ) -> None:
     """Train a model through its stages, going on where an earlier call in the same folder stopped; it ends with the last
@@ -254,18 +277,32 @@ def train(
             ModelCheckpoint(stage_folder, "best", VALIDATION, save_last=True, enable_version_counter=False),
         ]
         trainer = L.Trainer(
-            accelerator=accelerator, devices=1, max_epochs=schedule.max_epochs, callbacks=callbacks,
+            accelerator=accelerator,
+            devices=1,
+            max_epochs=schedule.max_epochs,
+            callbacks=callbacks,
             logger=TensorBoardLogger(folder, name="tensorboard", version=f"stage_{index + 1}"),
-            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=10,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=10,
         )
-        trainer.fit(StagedModule(model, stage, schedule, seed, index), data, ckpt_path=last if last.exists() else None,
-                    weights_only=False)
+        trainer.fit(
+            StagedModule(model, stage, schedule, seed, index),
+            data,
+            ckpt_path=last if last.exists() else None,
+            weights_only=False,
+        )
         if trainer.interrupted:
             raise KeyboardInterrupt
         model.load_state_dict(_weights(best))
         seconds = sum(row["seconds"] for row in history.rows)
-        summary = {"name": stage.name, "epochs": len(history.rows), "seconds": seconds,
-                   "best_validation_loss": min(row["validation_loss"] for row in history.rows)}
+        summary = {
+            "name": stage.name,
+            "epochs": len(history.rows),
+            "seconds": seconds,
+            "best_validation_loss": min(row["validation_loss"] for row in history.rows),
+        }
         finished.write_text(json.dumps(summary, indent=2))
 
 
@@ -295,8 +332,13 @@ def quiet() -> None:
 
 def versions() -> dict[str, str]:
     """The versions that a run depends on."""
-    return {"mdps": mdps.__version__, "torch": torch.__version__, "lightning": L.__version__, "python": platform.python_version(),
-            "machine": platform.processor() or platform.machine()}
+    return {
+        "mdps": mdps.__version__,
+        "torch": torch.__version__,
+        "lightning": L.__version__,
+        "python": platform.python_version(),
+        "machine": platform.processor() or platform.machine(),
+    }
 
 
 def duration(seconds: float) -> str:

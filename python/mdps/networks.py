@@ -89,7 +89,7 @@ class ResidualDynamics(nn.Module):
         super().__init__()
         self.noise_size = noise_size
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
-        self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
