@@ -72,8 +72,8 @@ INLINE double exp2_from_f64(double a, double least) {
     return real_f64(a < least ? 0 : u);
 }
 
-/* log2 of a positive normal number; 0, inf and NaN are the caller's. */
-INLINE float log2_f32(float s) {
+/* log2(s) - less, for a positive normal number s; 0, inf and NaN are the caller's. */
+INLINE float log2_less_f32(float s, int less) {
     int32_t i = bits_f32(s), e = (i - 0x3f3504f3) >> 23;
     float f = real_f32(i - (int32_t)((uint32_t)e << 23)) - 1.f; /* in [sqrt(1/2) - 1, sqrt(2) - 1) */
     float z = f / (2.f + f), v = z * z;
@@ -82,9 +82,9 @@ INLINE float log2_f32(float s) {
     p = p * v + 5.77083568e-01f;
     p = p * v + 9.61796673e-01f;
     p = p * v + 2.88539008e+00f;
-    return (float)e + z * p;
+    return (float)(e - less) + z * p;
 }
-INLINE double log2_f64(double s) {
+INLINE double log2_less_f64(double s, int less) {
     int64_t i = bits_f64(s), e = (i - 0x3fe6a09e667f3bcd) >> 52;
     double f = real_f64(i - (int64_t)((uint64_t)e << 52)) - 1.;
     double z = f / (2. + f), v = z * z;
@@ -98,7 +98,7 @@ INLINE double log2_f64(double s) {
     p = p * v + 5.7707801635558425e-01;
     p = p * v + 9.6179669392597561e-01;
     p = p * v + 2.8853900817779268e+00;
-    return (double)e + z * p;
+    return (double)(e - less) + z * p;
 }
 
 /* sin(pi u) / u and cos(pi u) as polynomials in v = u^2, |u| <= 1/2. */
@@ -146,19 +146,24 @@ INLINE double cospi_poly_f64(double v) {
     p = p * v - 4.9348022005446793e+00;
     return p * v + 1.;
 }
+
+/* The angle as turns in [-1/2, 1/2]: theta / (2 pi) less its nearest integer. 2 pi in two parts keeps what theta holds. */
+INLINE float turns_f32(float theta) {
+    float k = rintf(theta * (float)(0.5 / PI));
+    float u = ((theta - k * 6.2831855f) + k * 1.7484556e-7f) * (float)(0.5 / PI);
+    u = u < -0.5f ? -0.5f : u;
+    return u > 0.5f ? 0.5f : u;
+}
+INLINE double turns_f64(double theta) {
+    double k = rint(theta * (0.5 / PI));
+    double u = ((theta - k * 6.2831853071795862) - k * 2.4492935982947064e-16) * (0.5 / PI);
+    u = u < -0.5 ? -0.5 : u;
+    return u > 0.5 ? 0.5 : u;
+}
 #endif
 
 /* 2^a, exactly 0 where the result would be denormal; a up to 127 (float), 1023 (double). */
 INLINE REAL FN(exp2_real)(REAL a) { return FN(exp2_from)(a, IS_DOUBLE ? (REAL)-1022 : (REAL)-126); }
-/* The angle as turns in [-1/2, 1/2]: theta / (2 pi) less its nearest integer. 2 pi in two parts keeps what theta holds. */
-INLINE REAL FN(turns)(REAL theta) {
-    REAL high = IS_DOUBLE ? (REAL)6.2831853071795862 : (REAL)6.2831855f;
-    REAL low = IS_DOUBLE ? (REAL)2.4492935982947064e-16 : (REAL)-1.7484556e-7f;
-    REAL k = rint(theta * (REAL)(0.5 / PI));
-    REAL u = ((theta - k * high) - k * low) * (REAL)(0.5 / PI);
-    u = u < (REAL)-0.5 ? (REAL)-0.5 : u;
-    return u > (REAL)0.5 ? (REAL)0.5 : u;
-}
 /* The same angle in [-pi, pi); unchanged where it is there already. */
 INLINE REAL FN(wrap)(REAL theta) {
     REAL top = IS_DOUBLE ? (REAL)3.1415926535897931 : (REAL)3.1415925f; /* the largest number below pi */

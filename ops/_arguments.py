@@ -47,3 +47,9 @@ def state_size(n_dim: int, n_angular: int) -> None:
         raise ValueError(f"expected states of 1 to 16 dimensions, got {n_dim}")
     if not 0 <= n_angular <= n_dim:
         raise ValueError(f"n_angular: expected 0 to {n_dim}, the number of state dimensions, got {n_angular}")
+
+
+def named(error: RuntimeError) -> Exception:
+    """The ValueError that an operator's own RuntimeError means ("mdps.<operator>: <argument>: ..."); any other unchanged."""
+    text = str(error)
+    return ValueError(text.partition("\n")[0].partition(": ")[2]) if text.startswith("mdps.") else error

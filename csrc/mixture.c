@@ -1,0 +1,51 @@
+/* See mixture.h. */
+#include "mixture.h"
+
+enum { PAIRS_PER_TASK = 32768 }; /* about 10 us of work */
+
+Mixture take_mixture(Call *call, const StableIValue *values, const Tensor *x) {
+    Mixture m = {take_tensor(call, values[0], "means", 3), take_tensor(call, values[1], "log_weights", 2),
+                 take_shared_tensor(call, values[2], "bandwidths", 2)};
+    const int64_t B = x->size[0], D = x->size[2], N = m.means.size[1];
+    expect_like(call, &m.means, "means", x, "x");
+    expect_like(call, &m.log_weights, "log_weights", x, "x");
+    expect_like(call, &m.bandwidths, "bandwidths", x, "x");
+    expect_size(call, &m.means, "means", 3, (int64_t[]){B, N, D});
+    expect_size(call, &m.log_weights, "log_weights", 2, (int64_t[]){B, N});
+    expect_size(call, &m.bandwidths, "bandwidths", 2, (int64_t[]){B, D});
+    return m;
+}
+
+MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m, StableIValue n_angular) {
+    const int A = take_n_angular(call, n_angular, x->size[2]);
+    MixtureLogProb p = {.B = x->size[0], .M = x->size[1], .N = m->means.size[1], .G = (int)x->size[2] - A, .A = A,
+                        .bandwidth_stride = m->bandwidths.dim == 2 ? x->size[2] : 0, .x = x->data, .means = m->means.data,
+                        .log_weights = m->log_weights.data, .bandwidths = m->bandwidths.data};
+    if (!ok(call)) return p;
+    int64_t bad = (x->is_double ? mixture_bad_bandwidth_f64 : mixture_bad_bandwidth_f32)(&p);
+    expect(call, bad < 0, "bandwidths: expected positive finite numbers, got another one in row %lld", (long long)bad);
+    p.rows = new_scratch(call, x, p.B * (int64_t)sizeof(MixtureRow));
+    p.components = new_scratch(call, x, p.B * mixture_padded(p.N) * (1 + mixture_features(&p)) * (x->is_double ? 8 : 4));
+    return p;
+}
+
+static int64_t rows_per_task(const MixtureLogProb *p) { return 1 + 4096 / (p->M + p->N + 1); }
+
+void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p) {
+    run(call, x, mixture_prepare_f32, mixture_prepare_f64, p, p->B, rows_per_task(p));
+    run(call, x, mixture_log_prob_f32, mixture_log_prob_f64, p, p->B * mixture_tiles(p),
+        1 + PAIRS_PER_TASK / (MIXTURE_TILE * (p->N + 1)));
+}
+
+Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureLogProb *p, bool prepared) {
+    Mixture grad = {new_tensor(call, x, 3, m->means.size), new_tensor(call, x, 2, m->log_weights.size),
+                    new_tensor(call, x, (int)m->bandwidths.dim, m->bandwidths.size)};
+    p->grad_means = grad.means.data, p->grad_log_weights = grad.log_weights.data, p->grad_bandwidths = grad.bandwidths.data;
+    p->sums = new_scratch(call, x, p->B * mixture_chunks(p) * mixture_sums(p) * (int64_t)sizeof(double));
+    if (!prepared) run(call, x, mixture_prepare_f32, mixture_prepare_f64, p, p->B, rows_per_task(p));
+    run(call, x, mixture_backward_pairs_f32, mixture_backward_pairs_f64, p, p->B * mixture_chunks(p),
+        1 + PAIRS_PER_TASK / (mixture_chunk(p) * (p->N + 1)));
+    run(call, x, mixture_backward_reduce_f32, mixture_backward_reduce_f64, p, p->B, rows_per_task(p));
+    run(call, x, mixture_backward_share_f32, mixture_backward_share_f64, p, 1, 1);
+    return grad;
+}

@@ -1,0 +1,272 @@
+/* Gradients of mixture log-densities. Contract and formulas: mixture_log_prob.h, mathematics of a pair: mixture_row.h.
+ *
+ * One visit of a pair serves every gradient. Queries are taken 512 at a time (a super-tile), components 8 at a time. For each
+ * tile of 64 queries, first P, d and P h of the 8 x 64 pairs are written to a buffer that stays in L1 (the exponent's chain is
+ * long; alone in a loop it fills the ports), then short loops add them to the queries' sums, kept over the components, and to
+ * the components' sums, kept over the super-tile as 16 lanes each and folded once. P below 2^-64 is flushed to 0, which no sum
+ * can notice and which keeps products out of the denormal range. The bandwidth gradients cost nothing a pair:
+ * sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for h^2.
+ * Sums over a chunk of queries are in double and in a fixed order, whatever the number of threads.
+ */
+#ifndef REAL
+#include "bessel.h"
+#include "mixture_log_prob.h"
+#include <stdbool.h>
+enum {
+    SUPER = 8,   /* tiles of a super-tile */
+    BLOCK_J = 8, /* components of a block */
+    LANES = 16   /* of a component's sums */
+};
+#define ROW(tile, f) ((tile) + (int64_t)(f) * MIXTURE_TILE) /* feature f of a tile */
+#define MDPS_FILE "mixture_log_prob_backward.c"
+#include "for_each_real.h"
+#else
+#include "mixture_row.h"
+
+/* The sums of a chunk. */
+typedef struct {
+    double *weights, *means; /* (padded N), (D, padded N): the gradients themselves */
+    double *bandwidths;      /* (D): sum P (x - mu)^2 / beta^2, or sum P 2 sin^2((x - mu)/2); then sum P */
+} FN(Sums);
+
+INLINE FN(Sums) FN(sums_of)(const MixtureLogProb *p, int64_t b, int64_t chunk) {
+    double *start = p->sums + (b * mixture_chunks(p) + chunk) * mixture_sums(p);
+    int64_t stride = mixture_padded(p->N);
+    return (FN(Sums)){start, start + stride, start + (1 + p->G + p->A) * stride};
+}
+
+/* A tile of queries, features in rows of 64: F = G + 2 A coordinates, what forward left (log2 of its sum, its gradient), and F
+ * sums over components: P d, then P h kc and P h ks. */
+INLINE int64_t FN(tile_size)(int G, int A) { return (int64_t)(2 * (G + 2 * A) + 2) * MIXTURE_TILE; }
+
+/* Pairs of a tile with a block of components: P, then d, then P h. */
+INLINE void FN(pairs_of_block)(const REAL *t, const REAL *components, int n, int64_t stride, int G, int A, REAL *pairs) {
+    const REAL *log2_sum = ROW(t, G + 2 * A), *grad = ROW(t, G + 2 * A + 1);
+    for (int j = 0; j < n; j++) {
+        REAL a[MIXTURE_TILE] __attribute__((aligned(64))), *p = ROW(pairs, j), *h = ROW(pairs, BLOCK_J * (1 + G) + j * A);
+        FN(exponents)(t, components + j, stride, components[j], G, A, a, ROW(pairs, BLOCK_J + j * G), h);
+        for (int l = 0; l < MIXTURE_TILE; l++) p[l] = grad[l] * FN(exp2_from)(a[l] - log2_sum[l], -64);
+        for (int l = 0; l < A * MIXTURE_TILE; l++) h[l] *= p[l % MIXTURE_TILE];
+    }
+}
+
+/* into[lane] += sum over the tile's groups of 16 of a b. */
+INLINE void FN(fold)(REAL *into, const REAL *a, const REAL *b) {
+    for (int group = 0; group < MIXTURE_TILE; group += LANES)
+        for (int l = 0; l < LANES; l++) into[l] += a[group + l] * b[group + l];
+}
+
+/* w[f][j][lane]: the components' sums of P, P d, P h cos, P h sin. */
+INLINE void FN(add_pairs)(REAL *t, const REAL *pairs, const REAL *components, int n, int64_t stride, int G, int A, REAL *w) {
+    REAL *sums = ROW(t, G + 2 * A + 2);
+    for (int j = 0; j < n; j++)
+        for (int group = 0; group < MIXTURE_TILE; group += LANES)
+            for (int l = 0; l < LANES; l++) w[j * LANES + l] += ROW(pairs, j)[group + l];
+#pragma GCC unroll 3
+    for (int g = 0; g < G; g++)
+        for (int j = 0; j < n; j++) {
+            const REAL *p = ROW(pairs, j), *d = ROW(pairs, BLOCK_J + j * G + g);
+            for (int l = 0; l < MIXTURE_TILE; l++) ROW(sums, g)[l] += p[l] * d[l];
+            FN(fold)(w + ((1 + g) * BLOCK_J + j) * LANES, p, d);
+        }
+#pragma GCC unroll 2
+    for (int i = 0; i < A; i++)
+        for (int j = 0; j < n; j++) {
+            const REAL *h = ROW(pairs, BLOCK_J * (1 + G) + j * A + i);
+            REAL kc = components[(1 + G + i) * stride + j], ks = components[(1 + G + A + i) * stride + j];
+            for (int l = 0; l < MIXTURE_TILE; l++) ROW(sums, G + i)[l] += h[l] * kc;
+            for (int l = 0; l < MIXTURE_TILE; l++) ROW(sums, G + A + i)[l] += h[l] * ks;
+            FN(fold)(w + ((1 + G + i) * BLOCK_J + j) * LANES, h, ROW(t, G + i));
+            FN(fold)(w + ((1 + G + A + i) * BLOCK_J + j) * LANES, h, ROW(t, G + A + i));
+        }
+}
+
+/* The lanes of a block's component sums, added up and turned into gradients: scaled units become those of the state. */
+INLINE void FN(fold_block)(const MixtureRow *row, const REAL *components, int n, int64_t stride, int G, int A, const REAL *w,
+                           int64_t j0, FN(Sums) out) {
+    REAL s[1 + 2 * MIXTURE_MAX_D][BLOCK_J];
+    for (int f = 0; f < 1 + G + 2 * A; f++)
+        for (int j = 0; j < BLOCK_J; j++) {
+            REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int l = 0; l < LANES; l++) sum += w[(f * BLOCK_J + j) * LANES + l];
+            s[f][j] = sum;
+        }
+    for (int j = 0; j < n; j++) out.weights[j0 + j] += s[0][j];
+    for (int g = 0; g < G; g++) {
+        double unit = row->scale[g] * (2 / LOG2E), square = 0;
+        for (int j = 0; j < n; j++) {
+            out.means[g * stride + j0 + j] += unit * s[1 + g][j];
+            square += (double)components[(1 + g) * stride + j] * s[1 + g][j];
+        }
+        out.bandwidths[g] -= (2 / LOG2E) * square;
+    }
+    for (int i = 0; i < A; i++)
+        for (int j = 0; j < n; j++) {
+            double kc = components[(1 + G + i) * stride + j], ks = components[(1 + G + A + i) * stride + j];
+            out.means[(G + i) * stride + j0 + j] += (kc * s[1 + G + i][j] + ks * s[1 + G + A + i][j]) / LOG2E;
+        }
+}
+
+/* Queries of a tile and what forward left of them; those that are computed exactly, and padding, become 0 with gradient 0. */
+INLINE void FN(load_tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int64_t n, int G, int A, REAL *t) {
+    const int F = G + 2 * A;
+    const REAL *log2_sum = (const REAL *)p->log2_sum + b * p->M + i0, *grad = (const REAL *)p->grad + b * p->M + i0;
+    REAL here[MIXTURE_TILE] = {0};
+    FN(load_queries)((const REAL *)p->x + (b * p->M + i0) * (G + A), n, p->rows + b, G, A, t);
+    for (int64_t l = 0; l < n; l++) here[l] = log2_sum[l] != INFINITY, ROW(t, F)[l] = log2_sum[l], ROW(t, F + 1)[l] = grad[l];
+    for (int f = 0; f < F + 2; f++)
+        for (int l = 0; l < MIXTURE_TILE; l++) ROW(t, f)[l] = here[l] != 0 ? ROW(t, f)[l] : 0;
+    memset(ROW(t, F + 2), 0, sizeof(REAL) * F * MIXTURE_TILE);
+}
+
+/* Gradients of the tile's queries from their sums, and their part in the bandwidths' sums. */
+INLINE void FN(finish_tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int64_t n, int G, int A, const REAL *t, FN(Sums) out) {
+    const int F = G + 2 * A;
+    const MixtureRow *row = p->rows + b;
+    REAL *grad_x = p->grad_x ? (REAL *)p->grad_x + (b * p->M + i0) * (G + A) : 0;
+    for (int g = 0; g < G; g++) {
+        const REAL *q = ROW(t, g), *sum = ROW(t, F + 2 + g);
+        REAL unit = (REAL)(-row->scale[g] * (2 / LOG2E));
+        double square = 0;
+#pragma omp simd reduction(+ : square)
+        for (int l = 0; l < MIXTURE_TILE; l++) square += (double)q[l] * sum[l];
+        for (int64_t l = 0; grad_x && l < n; l++) grad_x[l * (G + A) + g] = unit * sum[l];
+        out.bandwidths[g] += (2 / LOG2E) * square;
+    }
+    for (int i = 0; i < A; i++) {
+        const REAL *cosine = ROW(t, G + i), *sine = ROW(t, G + A + i), *sc = ROW(t, F + 2 + G + i), *ss = ROW(t, F + 2 + G + A + i);
+        double square = 0, r = row->scale[G + i];
+#pragma omp simd reduction(+ : square)
+        for (int l = 0; l < MIXTURE_TILE; l++) square += (double)sine[l] * sc[l] - (double)cosine[l] * ss[l];
+        for (int64_t l = 0; grad_x && l < n; l++)
+            grad_x[l * (G + A) + G + i] = -(cosine[l] * sc[l] + sine[l] * ss[l]) * (REAL)(1 / LOG2E);
+        out.bandwidths[G + i] += square * 2 / (r * r);
+    }
+    double total = 0;
+    for (int l = 0; l < MIXTURE_TILE; l++) total += ROW(t, F + 1)[l];
+    out.bandwidths[G + A] += total;
+}
+
+/* Queries i0 .. i0 + n of a row, n <= 512: every pair once. */
+INLINE void FN(super_tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int64_t n, int G, int A, FN(Sums) out) {
+    const int64_t stride = mixture_padded(p->N), size = FN(tile_size)(G, A), n_tiles = (n + MIXTURE_TILE - 1) / MIXTURE_TILE;
+    const REAL *components = (const REAL *)p->components + b * stride * (1 + G + 2 * A);
+    REAL tiles[SUPER * (4 * MIXTURE_MAX_D + 2) * MIXTURE_TILE] __attribute__((aligned(64)));
+    REAL pairs[BLOCK_J * (1 + MIXTURE_MAX_D) * MIXTURE_TILE] __attribute__((aligned(64)));
+    for (int64_t t = 0; t < n_tiles; t++) {
+        int64_t first = t * MIXTURE_TILE, rest = n - first < MIXTURE_TILE ? n - first : MIXTURE_TILE;
+        FN(load_tile)(p, b, i0 + first, rest, G, A, tiles + t * size);
+    }
+    for (int64_t j0 = 0; j0 < p->N; j0 += BLOCK_J) {
+        int block = p->N - j0 < BLOCK_J ? (int)(p->N - j0) : BLOCK_J;
+        REAL w[(1 + 2 * MIXTURE_MAX_D) * BLOCK_J * LANES] __attribute__((aligned(64)));
+        memset(w, 0, sizeof(REAL) * (1 + G + 2 * A) * BLOCK_J * LANES);
+        for (int64_t t = 0; t < n_tiles; t++) {
+            FN(pairs_of_block)(tiles + t * size, components + j0, block, stride, G, A, pairs);
+            FN(add_pairs)(tiles + t * size, pairs, components + j0, block, stride, G, A, w);
+        }
+        FN(fold_block)(p->rows + b, components + j0, block, stride, G, A, w, j0, out);
+    }
+    for (int64_t t = 0; t < n_tiles; t++) {
+        int64_t first = t * MIXTURE_TILE, rest = n - first < MIXTURE_TILE ? n - first : MIXTURE_TILE;
+        FN(finish_tile)(p, b, i0 + first, rest, G, A, tiles + t * size, out);
+    }
+}
+
+/* One query in double, its sum computed again. */
+static CLONES void FN(exact_query_backward)(const MixtureLogProb *p, int64_t b, int64_t i, FN(Sums) out) {
+    const int D = p->G + p->A;
+    const int64_t stride = mixture_padded(p->N);
+    const REAL *x = (const REAL *)p->x + (b * p->M + i) * D;
+    double grad = ((const REAL *)p->grad)[b * p->M + i], top, sum, at_x[MIXTURE_MAX_D] = {0};
+    FN(Block) k;
+    FN(exact_sum)(p, b, x, &k, &top, &sum);
+    bool dead = top == -INFINITY && sum == 0;
+    for (int64_t j0 = 0; j0 < p->N && !dead; j0 += MIXTURE_BLOCK) {
+        int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;
+        FN(exact_block)(p, b, x, j0, n, &k);
+        for (int64_t l = 0; l < n; l++) {
+            k.a[l] = grad / sum * exp2_from_f64(k.a[l] - top, -1022);
+            out.weights[j0 + l] += k.a[l];
+        }
+        for (int g = 0; g < D; g++) {
+            double *means = out.means + g * stride + j0, squares = 0, to_x = 0, r = p->rows[b].scale[g];
+            double unit = g < p->G ? r / sqrt(0.5 * LOG2E) : r * r / LOG2E;
+#pragma omp simd reduction(+ : squares, to_x)
+            for (int64_t l = 0; l < n; l++) {
+                double d = k.d[g][l], slope = g < p->G ? d : d * sqrt(fmax(1 - d * d, 0));
+                means[l] += k.a[l] * unit * slope;
+                to_x += k.a[l] * unit * slope;
+                squares += k.a[l] * d * d;
+            }
+            at_x[g] -= to_x;
+            out.bandwidths[g] += g < p->G ? squares : 2 * squares;
+        }
+    }
+    out.bandwidths[D] += dead ? 0 : sum == sum ? grad : sum;
+    for (int g = 0; p->grad_x && g < D; g++) ((REAL *)p->grad_x)[(b * p->M + i) * D + g] = (REAL)at_x[g];
+}
+
+INLINE void FN(chunks)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A) {
+    const int64_t n_chunks = mixture_chunks(p);
+    for (int64_t item = begin; item < end; item++) {
+        int64_t b = item / n_chunks, chunk = item % n_chunks, first = chunk * mixture_chunk(p);
+        int64_t last = first + mixture_chunk(p) < p->M ? first + mixture_chunk(p) : p->M;
+        FN(Sums) out = FN(sums_of)(p, b, chunk);
+        memset(out.weights, 0, sizeof(double) * mixture_sums(p));
+        for (int64_t i0 = first; i0 < last && !p->rows[b].exactly; i0 += SUPER * MIXTURE_TILE)
+            FN(super_tile)(p, b, i0, last - i0 < SUPER * MIXTURE_TILE ? last - i0 : SUPER * MIXTURE_TILE, G, A, out);
+        for (int64_t i = first; i < last; i++)
+            if (((const REAL *)p->log2_sum)[b * p->M + i] == INFINITY) FN(exact_query_backward)(p, b, i, out);
+    }
+}
+
+CLONES void FN(mixture_backward_pairs)(int64_t begin, int64_t end, void *parameters) {
+    const MixtureLogProb *p = parameters;
+    if (p->G == 2 && p->A == 1) FN(chunks)(p, begin, end, 2, 1);
+    else if (p->G == 1 && p->A == 0) FN(chunks)(p, begin, end, 1, 0);
+    else if (p->G == 2 && p->A == 0) FN(chunks)(p, begin, end, 2, 0);
+    else if (p->G == 3 && p->A == 0) FN(chunks)(p, begin, end, 3, 0);
+    else FN(chunks)(p, begin, end, p->G, p->A);
+}
+
+void FN(mixture_backward_reduce)(int64_t begin, int64_t end, void *parameters) {
+    const MixtureLogProb *p = parameters;
+    const int D = p->G + p->A;
+    const int64_t N = p->N, stride = mixture_padded(N), n_chunks = mixture_chunks(p);
+    for (int64_t b = begin; b < end; b++) {
+        REAL *grad_means = (REAL *)p->grad_means + b * N * D, *grad_weights = (REAL *)p->grad_log_weights + b * N;
+        FN(Sums) total = FN(sums_of)(p, b, 0);
+        for (int64_t chunk = 1; chunk < n_chunks; chunk++) {
+            FN(Sums) part = FN(sums_of)(p, b, chunk);
+            for (int64_t i = 0; i < mixture_sums(p); i++) total.weights[i] += part.weights[i];
+        }
+        for (int64_t j = 0; j < N; j++) grad_weights[j] = (REAL)(n_chunks ? total.weights[j] : 0);
+        for (int d = 0; d < D; d++)
+            for (int64_t j = 0; j < N; j++) grad_means[j * D + d] = (REAL)(n_chunks ? total.means[d * stride + j] : 0);
+    }
+}
+
+void FN(mixture_backward_share)(int64_t begin, int64_t end, void *parameters) {
+    const MixtureLogProb *p = parameters;
+    const int D = p->G + p->A;
+    REAL *grad = p->grad_bandwidths;
+    (void)begin, (void)end;
+    for (int d = 0; d < D; d++) {
+        double shared = 0;
+        for (int64_t b = 0; b < p->B; b++) {
+            double beta = ((const REAL *)p->bandwidths)[b * p->bandwidth_stride + d], g = 0;
+            if (mixture_chunks(p)) {
+                FN(Sums) s = FN(sums_of)(p, b, 0);
+                double narrow = d < p->G ? 1 : one_minus_bessel_ratio(1 / (beta * beta));
+                g = d < p->G ? (s.bandwidths[d] - s.bandwidths[D]) / beta
+                             : 2 / (beta * beta * beta) * (s.bandwidths[d] - narrow * s.bandwidths[D]);
+            }
+            shared += g;
+            if (p->bandwidth_stride) grad[b * D + d] = (REAL)g;
+        }
+        if (!p->bandwidth_stride) grad[d] = (REAL)shared;
+    }
+}
+#endif

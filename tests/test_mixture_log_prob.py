@@ -1,0 +1,203 @@
+import math
+
+import pytest
+import torch
+from table import Case, check_errors, checks
+
+import mdps
+from mdps import ops
+
+
+def brute_force(x, means, log_weights, bandwidths, n_angular=0):
+    """The definition, pair by pair in float64, with scipy-grade Bessel functions from torch; logsumexp by hand."""
+    d = x.size(-1)
+    beta = bandwidths.expand(*x.shape[:-2], d) if bandwidths.dim() == 1 else bandwidths
+    total = log_weights.unsqueeze(-2).expand(*x.shape[:-1], means.size(-2))
+    for k in range(d):
+        delta = x[..., k].unsqueeze(-1) - means[..., k].unsqueeze(-2)
+        b = beta[..., k, None, None]
+        if k < d - n_angular:
+            total = total - 0.5 * (delta / b) ** 2 - torch.log(b) - 0.5 * math.log(2 * math.pi)
+        else:
+            kappa = 1 / b**2
+            total = total - 2 * kappa * torch.sin(delta / 2) ** 2 - math.log(2 * math.pi) - torch.log(torch.special.i0e(kappa))
+    top = total.detach().max(-1, keepdim=True).values
+    shift = torch.where(top == -math.inf, torch.zeros_like(top), top)
+    dead = (total == -math.inf).all(-1)
+    alive = torch.where(dead[..., None], torch.zeros_like(total), total - shift)
+    out = torch.log(torch.exp(alive).sum(-1)) + shift.squeeze(-1)
+    return torch.where(dead, torch.full_like(out, -math.inf), out)
+
+
+def mixture(B, M, N, D, A, *, spread=4.0, width=0.8, shared=True, edit=None):
+    """Queries and means around three modes, bandwidths about `width`, angles about a fifth of it."""
+
+    def make(g):
+        def states(n):
+            mode = torch.randint(3, (B, n, 1), generator=g) - 1.0
+            return mode * spread + torch.randn(B, n, D, generator=g, dtype=torch.float64) * spread / 3
+
+        x, means = states(M), states(N)
+        log_weights = torch.randn(B, N, generator=g, dtype=torch.float64).log_softmax(-1)
+        bandwidths = width * (0.7 + 0.6 * torch.rand(D if shared else (B, D), generator=g, dtype=torch.float64))
+        bandwidths[..., D - A :] *= 0.3
+        args = [x, means, log_weights, bandwidths]
+        if edit:
+            edit(*args)
+        return tuple(args)
+
+    return make
+
+
+def case(name, args, n_angular, **kwargs):
+    kwargs.setdefault("wrt", (0, 1, 2, 3))
+    return Case(name, ops.mixture_log_prob, args, brute_force, {"n_angular": n_angular}, **kwargs)
+
+
+def far_away(x, means, log_weights, bandwidths):
+    x[:, ::3, 0] += 3000 * bandwidths[..., 0]
+    x[:, 1::7, :] -= 40.0
+
+
+def far_offset(x, means, log_weights, bandwidths):
+    x[..., :2] += 5000
+    means[..., :2] += 5000
+
+
+def dead_components(x, means, log_weights, bandwidths):
+    log_weights[:, ::2] = -math.inf
+
+
+def collapse(x, means, log_weights, bandwidths):
+    log_weights[0] = -math.inf
+
+
+def turns(x, means, log_weights, bandwidths):
+    x[..., -1] += 2 * math.pi * (torch.arange(x[..., -1].numel()).reshape(x.shape[:-1]) % 101 - 50)
+    means[..., -1] = math.pi * (1 - 1e-3 * means[..., -1])
+
+
+def narrow(x, means, log_weights, bandwidths):
+    bandwidths[..., -1] = 1e-4  # concentration 1e8
+    x[..., -1] = means[..., : x.size(-2), -1] + 1e-4 * x[..., -1]
+    x[..., :-1] = means[..., : x.size(-2), :-1]
+
+
+def wide(x, means, log_weights, bandwidths):
+    bandwidths[..., -1] = 1e4  # concentration 1e-8: uniform
+
+
+def heavy(x, means, log_weights, bandwidths):
+    log_weights += 1e4
+    log_weights[:, 0] += 200
+
+
+def not_a_number(x, means, log_weights, bandwidths):
+    x[0, 1, 0] = math.nan
+    means[1, 2, -1] = math.nan
+    x[2, 0, 0] = math.inf
+
+
+CASES = [
+    case("pose", mixture(3, 20, 7, 3, 1), 1),
+    case("pose, own bandwidths", mixture(3, 20, 7, 3, 1, shared=False), 1),
+    case("paper size", mixture(4, 100, 50, 3, 1), 1, gradcheck=False),
+    case("few queries", mixture(5, 1, 50, 3, 1), 1),
+    case("one component", mixture(2, 18, 1, 3, 1), 1),
+    case("one dimension", mixture(2, 33, 9, 1, 0), 0),
+    case("two dimensions", mixture(2, 33, 9, 2, 0), 0),
+    case("three dimensions", mixture(2, 33, 9, 3, 0), 0),
+    case("one angle", mixture(2, 33, 9, 1, 1), 1),
+    case("two angles", mixture(2, 33, 9, 4, 2), 2),
+    case("five dimensions", mixture(2, 17, 9, 5, 1, spread=2.0), 1),
+    case("sixteen dimensions", mixture(1, 17, 4, 16, 7, spread=1.0, width=2.0), 7),
+    case("several tiles and chunks", mixture(1, 1300, 37, 3, 1, shared=False), 1, gradcheck=False, vmap=False),
+    case("many components", mixture(2, 70, 1030, 3, 1), 1, gradcheck=False, vmap=False),
+    case("no leading dimension", lambda g: tuple(a[0] if a.dim() > 1 else a for a in mixture(1, 20, 7, 3, 1)(g)), 1, vmap=False),
+    case(
+        "two leading dimensions",
+        lambda g: tuple(a.unflatten(0, (2, 2)) if a.dim() > 1 else a for a in mixture(4, 20, 7, 3, 1)(g)),
+        1,
+    ),
+    case("far away", mixture(3, 50, 30, 3, 1, edit=far_away), 1, gradcheck=False),
+    case("far away, few queries", mixture(3, 5, 30, 3, 1, edit=far_away), 1, gradcheck=False),
+    case("coordinates of 5 km", mixture(2, 40, 30, 3, 1, edit=far_offset, shared=False), 1, gradcheck=False),
+    case("dead components", mixture(3, 20, 7, 3, 1, edit=dead_components), 1, gradcheck=False),
+    case("collapse", mixture(3, 20, 7, 3, 1, edit=collapse), 1, gradcheck=False),
+    case("many turns", mixture(3, 20, 7, 3, 1, edit=turns), 1, gradcheck=False, atol=2e-4, grad_rtol=1e-3, grad_atol=1e-3),
+    case("concentration 1e8", mixture(2, 20, 30, 3, 1, edit=narrow), 1, gradcheck=False),
+    case("concentration 1e-8", mixture(2, 20, 30, 3, 1, edit=wide), 1, gradcheck=False),
+    case("heavy and uneven weights", mixture(2, 20, 30, 3, 1, edit=heavy), 1, gradcheck=False, atol=1e-3),
+    case("not a number", mixture(4, 20, 7, 3, 1, edit=not_a_number), 1, wrt=()),
+]
+
+TestOperator = checks(CASES)
+
+X, MEANS, WEIGHTS, BANDWIDTHS = mixture(2, 20, 5, 3, 1)(torch.Generator().manual_seed(0))
+
+
+def call(x=X, means=MEANS, log_weights=WEIGHTS, bandwidths=BANDWIDTHS, n_angular=1):
+    return lambda: ops.mixture_log_prob(x, means, log_weights, bandwidths, n_angular=n_angular)
+
+
+test_errors = check_errors(
+    [
+        (call(x=X.float()), TypeError, "means: expected the dtype of x, torch.float32, got torch.float64"),
+        (call(x=X.long()), TypeError, "x: expected dtype float32 or float64, got torch.int64"),
+        (call(means=[1]), TypeError, "means: expected a tensor, got list"),
+        (call(x=X[0]), ValueError, r"x: expected shape \(..., M, D\) = \(2, 20, 3\), got \(20, 3\)"),
+        (call(x=X[..., :2]), ValueError, r"x: expected shape"),
+        (call(log_weights=WEIGHTS[:, 1:]), ValueError, r"log_weights: expected shape \(..., N\) = \(2, 5\), got \(2, 4\)"),
+        (call(bandwidths=BANDWIDTHS[:2]), ValueError, r"bandwidths: expected shape \(D,\) or \(..., D\) = \(2, 3\), got \(2,\)"),
+        (call(bandwidths=0 * BANDWIDTHS), ValueError, "bandwidths: expected positive finite numbers, got another one in row 0"),
+        (call(bandwidths=BANDWIDTHS * math.nan), ValueError, "bandwidths: expected positive finite numbers"),
+        (call(n_angular=4), ValueError, "n_angular: expected 0 to 3"),
+        (call(n_angular=-1), ValueError, "n_angular: expected 0 to 3"),
+        (call(X[..., :0], MEANS[..., :0], WEIGHTS, BANDWIDTHS[:0], 0), ValueError, "expected states of 1 to 16 dimensions, got 0"),
+        (call(x=X.to("meta")), ValueError, "means: expected the device of x, meta, got cpu"),
+    ]
+)
+
+
+@pytest.mark.parametrize("B, M, N", [(0, 4, 3), (2, 0, 3), (2, 4, 0), (2, 20, 0)])
+def test_empty(B, M, N):
+    args = [torch.ones(B, M, 3), torch.ones(B, N, 3), torch.zeros(B, N), torch.ones(3)]
+    args = [a.requires_grad_() for a in args]
+    out = ops.mixture_log_prob(*args, n_angular=1)
+    assert out.shape == (B, M) and (N > 0 or (out == -math.inf).all())
+    grads = torch.autograd.grad(out.sum(), args)
+    assert all((g == 0).all() for g in grads)
+
+
+def test_nan_stays_in_its_row_and_query():
+    x, means, log_weights, bandwidths = (a.float() for a in mixture(4, 20, 7, 3, 1)(torch.Generator().manual_seed(0)))
+    want = ops.mixture_log_prob(x, means, log_weights, bandwidths, n_angular=1)
+    x[0, 3, 1] = math.nan
+    means[1, 0, 2] = math.nan
+    log_weights[2, 4] = math.nan
+    got = ops.mixture_log_prob(x, means, log_weights, bandwidths, n_angular=1)
+    assert torch.equal(got[3], want[3]) and got[1].isnan().all() and got[2].isnan().all()
+    assert got[0, 3].isnan() and torch.equal(got[0, :3], want[0, :3]) and torch.equal(got[0, 4:], want[0, 4:])
+
+
+def test_responsibilities_of_far_queries_sum_to_one():
+    """One stored number a query would make them sum to 1.12 at 1000 units (float32); getkeops/keops #216 saw 1e70."""
+    means, log_weights = torch.randn(1, 40, 3), torch.zeros(1, 40, requires_grad=True)
+    for distance in (10, 100, 1e3, 1e4, 1e6):
+        x = torch.randn(1, 30, 3)
+        x[..., 0] += distance
+        log_p = ops.mixture_log_prob(x, means, log_weights, torch.ones(3), n_angular=1)
+        (g,) = torch.autograd.grad(log_p.sum(), log_weights)
+        assert log_p.isfinite().all() and abs(g.sum() / 30 - 1) < 1e-6
+
+
+def test_memory_is_linear():
+    """M = N = 10,000 forward and backward allocate less than 32 MB beside the arguments (an M x N array has 400 MB)."""
+    n = 10_000
+    args = [torch.randn(1, n, 3), torch.randn(1, n, 3), torch.zeros(1, n), torch.ones(3)]
+    args = [a.requires_grad_() for a in args]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        ops.mixture_log_prob(*args, n_angular=1).sum().backward()
+    allocated = sum(max(0, e.self_cpu_memory_usage) for e in profile.key_averages())
+    assert allocated < 32 * 2**20, allocated
+    assert mdps._C.live_handles() == 0
