@@ -122,6 +122,11 @@ def stages(c: Configuration) -> list[Stage]:
     return [dataclasses.replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in all_]
 
 
+def schedule(c: Configuration) -> staged.Schedule:
+    """How long stages last and how their rates fall."""
+    return staged.Schedule(**{f.name: getattr(c, f.name) for f in dataclasses.fields(staged.Schedule)})
+
+
 class Tracker(nn.Module):
     """A method with its networks and its random start: a smoother (mdps) or a forward filter (mdpf)."""
 
@@ -284,17 +289,7 @@ def run_training(c: Configuration, folder: Path) -> dict[str, Any]:
         f"{c.method}: {sum(p.numel() for p in tracker.parameters())} parameters, {c.n_training} sequences of {c.n_steps} steps, "
         f"{c.n_particles} particles, seed {c.seed}; run folder {folder}"
     )
-    schedule = staged.Schedule(
-        c.max_epochs,
-        c.min_epochs,
-        c.patience,
-        c.plateau_factor,
-        c.plateau_patience,
-        c.plateau_cooldown,
-        c.plateau_threshold,
-        c.gradient_clip,
-    )
-    staged.train(tracker, data, stages(c), schedule, folder, c.seed, c.accelerator)
+    staged.train(tracker, data, stages(c), schedule(c), folder, c.seed, c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": tracker.state_dict()}, folder / "model.pt")
     return _finish(tracker, data.sets["evaluation"].tensors, folder, c.seed, "metrics.json", time.monotonic() - started)
 
