@@ -38,9 +38,8 @@ BAYES_LIMIT = {"forward": (1.87, 1.7), "backward": (3.35, None), "smoothed": (1.
 (pose, waypoint, speed), 40 sequences. Filter and smoother know the start as here; beside the backward filter stands the
 filter with an unknown start. They are upper bounds of the optimum."""
 MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
-FIRST_BANDWIDTH = (2.0, 2.0, math.sqrt(0.03))
-FIRST_BANDWIDTH_MDPF = (0.75, 0.75, math.sqrt(0.03))
-"""Metres and radians; the authors' third number is 1 / kappa, ours its root."""
+FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
+"""Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +60,10 @@ class Configuration:
     resampling: str = option("stratified", "resampling scheme", ("stratified", "multinomial", "systematic", "residual"))
     proposal: str = option(
         "mixture", "the smoother's particles: drawn from both filters' mixture, or their union", ("mixture", "union")
+    )
+    posterior_bandwidth: float = option(2.0, "first bandwidth of all beliefs in position, metres", minimum=0.11)
+    resampling_bandwidth: float = option(
+        0.0, "first bandwidth of the resampled mixtures in position, metres; 0: 2.0 for mdps, 0.75 for mdpf", minimum=0.0
     )
     position_noise: float = option(0.01, "standard deviation of the forward start around the truth, metres", minimum=0.0)
     heading_concentration: float = option(100.0, "concentration kappa of the forward start's heading", minimum=0.0)
@@ -134,11 +137,12 @@ class Tracker(nn.Module):
         super().__init__()
         self.c = c
         encoder = ObservationEncoder()
-        resampling = FIRST_BANDWIDTH_MDPF if c.method == "mdpf" else FIRST_BANDWIDTH
+        posterior = (c.posterior_bandwidth, c.posterior_bandwidth, FIRST_HEADING_BANDWIDTH)
+        width = c.resampling_bandwidth or {"mdps": 2.0, "mdpf": 0.75}[c.method]
         options = {
             "resampling": c.resampling,
-            "posterior_bandwidth": FIRST_BANDWIDTH,
-            "resampling_bandwidth": resampling,
+            "posterior_bandwidth": posterior,
+            "resampling_bandwidth": (width, width, FIRST_HEADING_BANDWIDTH),
             "minimum_bandwidth": MINIMUM_BANDWIDTH,
         }
         filters = [
@@ -154,7 +158,7 @@ class Tracker(nn.Module):
                 *filters,
                 PoseSmootherLikelihood(encoder),
                 proposal=c.proposal,
-                posterior_bandwidth=FIRST_BANDWIDTH,
+                posterior_bandwidth=posterior,
                 minimum_bandwidth=MINIMUM_BANDWIDTH,
             )
 
@@ -283,13 +287,13 @@ def run_training(c: Configuration, folder: Path) -> dict[str, Any]:
     started = time.monotonic()
     _open_folder(c, folder)
     torch.set_num_threads(c.threads)
-    staged.quiet()
     data, tracker = Data(c), build(c)
     print(
         f"{c.method}: {sum(p.numel() for p in tracker.parameters())} parameters, {c.n_training} sequences of {c.n_steps} steps, "
         f"{c.n_particles} particles, seed {c.seed}; run folder {folder}"
     )
-    staged.train(tracker, data, stages(c), schedule(c), folder, c.seed, c.accelerator)
+    with staged.quiet():
+        staged.train(tracker, data, stages(c), schedule(c), folder, c.seed, c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": tracker.state_dict()}, folder / "model.pt")
     return _finish(tracker, data.sets["evaluation"].tensors, folder, c.seed, "metrics.json", time.monotonic() - started)
 

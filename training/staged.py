@@ -9,26 +9,28 @@ hidden state, only on (seed, stage, epoch, batch).
 import json
 import logging
 import math
+import os
 import platform
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Lightning asks for pkg_resources and reports, as it is imported, on tools that are not used here.
-warnings.filterwarnings("ignore", module=r"lightning.*|lightning_utilities.*|pkg_resources.*|torchmetrics.*")
-warnings.filterwarnings("ignore", message=r".*(num_workers|LeafSpec|treespec|log_every_n_steps|_register_pytree_node).*")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # deprecated modules that Lightning imports
+    import lightning as L
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.loggers import TensorBoardLogger
 
-import lightning as L  # noqa: E402
-import mdps  # noqa: E402
-import torch  # noqa: E402
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
-from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, Sampler  # noqa: E402
+import mdps
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 VALIDATION = "validation_loss"
 
@@ -71,8 +73,9 @@ class StagedModule(L.LightningModule):
     def __init__(self, model: nn.Module, stage: Stage, schedule: Schedule, seed: int, stage_index: int) -> None:
         super().__init__()
         self.model, self.stage, self.schedule, self.seed, self.stage_index = model, stage, schedule, seed, stage_index
+        self.plateau_state: dict[str, Any] | None = None
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         groups = self.model.groups()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
@@ -82,14 +85,18 @@ class StagedModule(L.LightningModule):
                 parameter.requires_grad_(True)
         optimizer = torch.optim.Adam(learning, fused=True)
         s = self.schedule
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer,
-            factor=s.plateau_factor,
-            patience=s.plateau_patience,
-            cooldown=s.plateau_cooldown,
-            threshold=s.plateau_threshold,
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, "min", s.plateau_factor, s.plateau_patience, s.plateau_threshold, cooldown=s.plateau_cooldown
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": VALIDATION}}
+        if self.plateau_state:
+            self.plateau.load_state_dict(self.plateau_state)
+        return optimizer
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["plateau"] = self.plateau.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.plateau_state = checkpoint["plateau"]
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         loss = self._loss(batch, mix(self.seed, 1, self.stage_index, self.current_epoch, index), "training")
@@ -158,8 +165,8 @@ def loader(data: Dataset, batch_size: int, seed: int | None = None) -> DataLoade
 class Progress(Callback):
     """One line that says where training is and how long it may still take; without a terminal, one line an epoch."""
 
-    def __init__(self, title: str, rows: list[dict[str, Any]]) -> None:
-        self.title, self.rows, self.started, self.done = title, rows, 0.0, 0
+    def __init__(self, title: str, end: "EpochEnd") -> None:
+        self.title, self.end, self.started, self.done, self.drawn = title, end, 0.0, 0, 0.0
 
     def on_train_start(self, trainer, module):
         self.started, self.done, self.drawn = time.monotonic(), 0, 0.0
@@ -177,15 +184,10 @@ class Progress(Callback):
             )
 
     def on_train_epoch_end(self, trainer, module):
-        metrics = trainer.callback_metrics
-        best = min(row["validation_loss"] for row in self.rows)
-        print(
-            f"{chr(13) if sys.stdout.isatty() else ''}{self._where(trainer)}  loss {metrics['training_loss']:7.3f}  "
-            f"validation {metrics[VALIDATION]:7.3f}  best {best:7.3f}  {self._remaining(trainer)}"
-            f"{chr(27) + '[K' if sys.stdout.isatty() else ''}",
-            end="" if sys.stdout.isatty() else "\n",
-            flush=True,
-        )
+        start, finish, newline = ("\r", "\033[K", "") if sys.stdout.isatty() else ("", "", "\n")
+        numbers = trainer.callback_metrics
+        line = f"loss {numbers['training_loss']:7.3f}  validation {numbers[VALIDATION]:7.3f}  best {self.end.best:7.3f}"
+        print(f"{start}{self._where(trainer)}  {line}  {self._remaining(trainer)}{finish}", end=newline, flush=True)
 
     def on_train_end(self, trainer, module):
         if sys.stdout.isatty():
@@ -200,18 +202,23 @@ class Progress(Callback):
         return f"at most {duration(seconds)} left"
 
 
-class History(Callback):
-    """Keeps a row of numbers for every epoch, in memory and in history.jsonl; goes before the other callbacks."""
+class EpochEnd(Callback):
+    """What follows an epoch: a row of numbers, the plateau schedule, early stopping, and the checkpoints, the last of all.
 
-    def __init__(self, path: Path, stage: int) -> None:
-        self.path, self.stage = path, stage
+    Lightning's own callbacks would save before the schedule has moved, and so resume with other numbers.
+    """
+
+    def __init__(self, folder: Path, history: Path, stage: int) -> None:
+        self.folder, self.history, self.stage = folder, history, stage
         self.rows: list[dict[str, Any]] = []
+        self.best, self.epochs_since_best, self.started = math.inf, 0, 0.0
 
     def state_dict(self):
-        return {"rows": self.rows}
+        return {"rows": self.rows, "best": self.best, "epochs_since_best": self.epochs_since_best}
 
     def load_state_dict(self, state):
         self.rows[:] = state["rows"]
+        self.best, self.epochs_since_best = state["best"], state["epochs_since_best"]
 
     def on_train_epoch_start(self, trainer, module):
         self.started = time.monotonic()
@@ -219,36 +226,20 @@ class History(Callback):
     def on_train_epoch_end(self, trainer, module):
         numbers = {k: float(v) for k, v in trainer.callback_metrics.items()}
         rates = {g["name"]: g["lr"] for g in trainer.optimizers[0].param_groups}
-        self.rows.append(
-            {
-                "stage": self.stage,
-                "epoch": trainer.current_epoch,
-                "seconds": time.monotonic() - self.started,
-                "rates": rates,
-                **numbers,
-            }
-        )
-        with self.path.open("a") as file:
+        row = {"stage": self.stage, "epoch": trainer.current_epoch, "seconds": time.monotonic() - self.started}
+        self.rows.append(row | {"rates": rates} | numbers)
+        with self.history.open("a") as file:
             file.write(json.dumps(self.rows[-1]) + "\n")
-
-
-class EarlyStop(Callback):
-    """Stops after `patience` epochs without a better validation loss, but not before `min_epochs`."""
-
-    def __init__(self, patience: int, min_epochs: int) -> None:
-        self.patience, self.min_epochs, self.best, self.since = patience, min_epochs, math.inf, 0
-
-    def state_dict(self):
-        return {"best": self.best, "since": self.since}
-
-    def load_state_dict(self, state):
-        self.best, self.since = state["best"], state["since"]
-
-    def on_train_epoch_end(self, trainer, module):
-        value = float(trainer.callback_metrics[VALIDATION])
-        self.best, self.since = (value, 0) if value < self.best else (self.best, self.since + 1)
-        if self.since >= self.patience and trainer.current_epoch + 1 >= self.min_epochs:
+        better = numbers[VALIDATION] < self.best
+        self.best, self.epochs_since_best = (numbers[VALIDATION], 0) if better else (self.best, self.epochs_since_best + 1)
+        module.plateau.step(numbers[VALIDATION])
+        schedule = module.schedule
+        if self.epochs_since_best >= schedule.patience and trainer.current_epoch + 1 >= schedule.min_epochs:
             trainer.should_stop = True
+        for name in ("best", "last") if better else ("last",):
+            unfinished = self.folder / "unfinished.ckpt"
+            trainer.save_checkpoint(unfinished)
+            os.replace(unfinished, self.folder / f"{name}.ckpt")
 
 
 def train(
@@ -269,41 +260,34 @@ def train(
             model.load_state_dict(_weights(best))
             continue
         stage_folder.mkdir(parents=True, exist_ok=True)
-        history = History(folder / "history.jsonl", index + 1)
-        callbacks = [
-            history,
-            EarlyStop(schedule.patience, schedule.min_epochs),
-            Progress(f"stage {index + 1}/{len(stages)} {stage.name}", history.rows),
-            ModelCheckpoint(stage_folder, "best", VALIDATION, save_last=True, enable_version_counter=False),
-        ]
+        end = EpochEnd(stage_folder, folder / "history.jsonl", index + 1)
         trainer = L.Trainer(
             accelerator=accelerator,
             devices=1,
             max_epochs=schedule.max_epochs,
-            callbacks=callbacks,
+            callbacks=[end, Progress(f"stage {index + 1}/{len(stages)} {stage.name}", end)],
             logger=TensorBoardLogger(folder, name="tensorboard", version=f"stage_{index + 1}"),
+            enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
             log_every_n_steps=10,
         )
-        trainer.fit(
-            StagedModule(model, stage, schedule, seed, index),
-            data,
-            ckpt_path=last if last.exists() else None,
-            weights_only=False,
-        )
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        module = StagedModule(model, stage, schedule, seed, index)
+        with _interruptible(trainer):
+            trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
         model.load_state_dict(_weights(best))
-        seconds = sum(row["seconds"] for row in history.rows)
-        summary = {
-            "name": stage.name,
-            "epochs": len(history.rows),
-            "seconds": seconds,
-            "best_validation_loss": min(row["validation_loss"] for row in history.rows),
-        }
-        finished.write_text(json.dumps(summary, indent=2))
+        finished.write_text(
+            json.dumps(
+                {
+                    "name": stage.name,
+                    "epochs": len(end.rows),
+                    "seconds": sum(row["seconds"] for row in end.rows),
+                    "best_validation_loss": end.best,
+                },
+                indent=2,
+            )
+        )
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -324,10 +308,33 @@ def mix(*numbers: int) -> int:
     return state >> 1
 
 
-def quiet() -> None:
-    """Keep Lightning's advertisements and advice off the user's terminal; its errors stay."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Lightning's advice and advertisements off the user's terminal; its errors stay."""
+    loggers = [logging.getLogger(n) for n in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"lightning.*|torchmetrics.*|torch\.utils\._pytree|torch\.jit.*")
+        warnings.filterwarnings("ignore", message=r".*(does not have many workers|LeafSpec|treespec|isinstance\(treespec).*")
+        yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@contextmanager
+def _interruptible(trainer: L.Trainer) -> Iterator[None]:
+    """Ctrl+C in Lightning ends in sys.exit and in a deaf terminal; make it a KeyboardInterrupt again."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        if not trainer.interrupted:
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def versions() -> dict[str, str]:

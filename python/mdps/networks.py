@@ -89,6 +89,9 @@ class ResidualDynamics(nn.Module):
         super().__init__()
         self.noise_size = noise_size
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
+        with torch.no_grad():  # begin near standing still: at torch's own size particles would leave the arena at once
+            self.network.second[-1].weight.mul_(0.1)
+            self.network.second[-1].bias.zero_()
         self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
     def for_sequence(self) -> Callable[..., Tensor]:
