@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from mdps import bearings_only as task
 from scipy import stats
 from scipy.special import i0e
+
+from mdps import bearings_only as task
 
 PI = math.pi
 
@@ -102,7 +103,7 @@ def test_waypoints_lie_in_the_border_and_away_from_the_radar():
 
 
 def test_waypoints_are_uniform_in_the_band_of_a_random_side():
-    # The radar is straight up from here, so only waypoints within 30 degrees of that are rejected: right and below all are left.
+    # The radar is straight up from here: only waypoints within 30 degrees of that are rejected, none right or below.
     positions = np.tile([[-5.0, -1e-3]], (40000, 1))
     waypoints = task.draw_waypoints(positions, np.random.default_rng(1))
     right = waypoints[waypoints[:, 0] > 8]

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from mdps import Mixture, StateSpace, metrics
 from scipy import stats
+
+from mdps import Mixture, StateSpace, metrics
 
 SPACE = StateSpace(linear=("x", "y"), angular=("heading",))
 

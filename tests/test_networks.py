@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from mdps import networks
 from torch import nn
+
+from mdps import networks
 
 
 @pytest.fixture(autouse=True)
@@ -133,4 +134,6 @@ def test_for_sequence_is_forward_and_keeps_nothing():
 
 def test_state_dict_is_that_of_plain_layers():
     names = set(networks.ResidualDynamics().state_dict())
-    assert names == {f"network.{part}.{2 * i}.{kind}" for part in ("first", "second") for i in range(4) for kind in ("weight", "bias")}
+    assert names == {
+        f"network.{part}.{2 * i}.{kind}" for part in ("first", "second") for i in range(4) for kind in ("weight", "bias")
+    }

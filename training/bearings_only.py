@@ -21,15 +21,16 @@ from typing import Any
 import bearings_only_figures as figures
 import configuration
 import lightning as L
-import mdps
 import staged
 import torch
 from configuration import ConfigurationError, option
+from staged import Stage, mix
+from torch import Tensor, nn
+
+import mdps
 from mdps import bearings_only as task
 from mdps import metrics, ops
 from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
-from staged import Stage, mix
-from torch import Tensor, nn
 
 SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
 NAMES = {"forward": "forward filter", "backward": "backward filter", "smoothed": "smoother"}
@@ -69,6 +70,7 @@ class Configuration:
     heading_concentration: float = option(100.0, "concentration kappa of the forward start's heading", minimum=0.0)
     batch_size: int = option(32, "sequences of a training step", minimum=1)
     max_epochs: int = option(200, "epochs of a stage at most", minimum=1)
+    first_stage_epochs: int = option(0, "epochs of the first stage at most; 0: max_epochs", minimum=0)
     min_epochs: int = option(25, "epochs of a stage before it may stop early", minimum=0)
     patience: int = option(15, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
@@ -122,6 +124,7 @@ def stages(c: Configuration) -> list[Stage]:
                 smoothed,
             ),
         ]
+    all_[0] = dataclasses.replace(all_[0], max_epochs=c.first_stage_epochs)
     return [dataclasses.replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in all_]
 
 
@@ -239,10 +242,12 @@ class Data(L.LightningDataModule):
         }
 
     def train_dataloader(self):
-        return staged.loader(self.sets["training"], self.c.batch_size, mix(self.c.seed, 4))
+        c = self.c
+        sampler = staged.EpochSampler(c.n_training, c.batch_size, mix(c.seed, 4), lambda: self.trainer.current_epoch)
+        return staged.loader(self.sets["training"], sampler)
 
     def val_dataloader(self):
-        return staged.loader(self.sets["validation"], self.c.evaluation_batch_size)
+        return staged.loader(self.sets["validation"], staged.EpochSampler(self.c.n_validation, self.c.evaluation_batch_size))
 
 
 def build(c: Configuration) -> Tracker:
@@ -266,19 +271,19 @@ def evaluate(tracker: Tracker, states: Tensor, observations: Tensor, seed: int) 
 
 def table(results: dict[str, dict[str, float]]) -> str:
     """The result table as text."""
-    lines = ["                   NLL    position [m]   heading [deg]   | true model: NLL   position [m]"]
+    lines = [
+        "                  this run                                       true model",
+        "                     NLL   position [m]   heading [deg]       NLL   position [m]",
+    ]
     for name, row in results.items():
         nll, error = BAYES_LIMIT[name]
-        limit = f"{nll:15.2f}   {'' if error is None else f'{error:10.2f}'}"
-        lines.append(
-            f"{NAMES[name]:16s} {row['nll']:6.2f}   {row['position_error']:10.2f}   {row['heading_error_degrees']:13.1f}   | {limit}".rstrip()
-        )
+        ours = f"{row['nll']:8.2f}   {row['position_error']:12.2f}   {row['heading_error_degrees']:13.1f}"
+        limit = f"{nll:8.2f}" + ("" if error is None else f"   {error:12.2f}")
+        lines.append(f"{NAMES[name]:16s}{ours}  {limit}")
     lines.append(
-        "True model: a filter with 300,000 particles on the true augmented state (pose, waypoint, speed), the start known;"
+        "Errors are those of the mean, averaged over all steps. True model: 300,000 particles on the true augmented state (pose,"
     )
-    lines.append(
-        "beside the backward filter, which starts anywhere, the same with an unknown start. Learned states are the pose alone."
-    )
+    lines.append("waypoint, speed), start known; in the backward filter's row: a filter that does not know the start.")
     return "\n".join(lines)
 
 
@@ -288,10 +293,9 @@ def run_training(c: Configuration, folder: Path) -> dict[str, Any]:
     _open_folder(c, folder)
     torch.set_num_threads(c.threads)
     data, tracker = Data(c), build(c)
-    print(
-        f"{c.method}: {sum(p.numel() for p in tracker.parameters())} parameters, {c.n_training} sequences of {c.n_steps} steps, "
-        f"{c.n_particles} particles, seed {c.seed}; run folder {folder}"
-    )
+    n_parameters = sum(p.numel() for p in tracker.parameters())
+    print(f"{c.method}: {n_parameters} parameters, {c.n_training} sequences of {c.n_steps} steps, {c.n_particles} particles")
+    print(f"run folder: {folder}")
     with staged.quiet():
         staged.train(tracker, data, stages(c), schedule(c), folder, c.seed, c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": tracker.state_dict()}, folder / "model.pt")
@@ -340,7 +344,8 @@ def _open_folder(c, folder):
         changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(before, f.name)]
         if changed:
             raise ConfigurationError(
-                f"output: {folder} holds a run with another {', '.join(changed)}; expected the same configuration, or another --output"
+                f"output: {folder} holds a run with another {', '.join(changed)}; "
+                "expected the same configuration, or another --output"
             )
     folder.mkdir(parents=True, exist_ok=True)
     configuration.write_yaml(file, c)

@@ -1,5 +1,6 @@
 """Figures of a bearings-only run: trajectories with all beliefs, learning curves, likelihood over time."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,14 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
-import torch  # noqa: E402
-from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
-from mdps import Mixture, metrics  # noqa: E402
-from mdps.bearings_only import ARENA, RADAR  # noqa: E402
-from staged import mix  # noqa: E402
-from torch import Tensor  # noqa: E402
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from staged import mix
+from torch import Tensor
+
+from mdps import Mixture, metrics
+from mdps.bearings_only import ARENA, RADAR
 
 TITLES = {"forward": "forward filter", "backward": "backward filter", "smoothed": "smoother"}
 COLOURS = {"forward": "#0072B2", "backward": "#D55E00", "smoothed": "#009E73"}
@@ -112,8 +114,8 @@ def likelihood_over_time(beliefs: dict[str, Mixture], states: Tensor) -> plt.Fig
             values = metrics.negative_log_likelihood(belief, states), metrics.position_error(belief.mean, states)
             for ax, value in zip(axes, values):
                 low, middle, high = value.quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
-                ax.fill_between(steps, low, high, color=COLOURS[name], alpha=0.15, lw=0)
-                ax.plot(steps, middle, color=COLOURS[name], lw=1.3, label=TITLES[name])
+                ax.fill_between(steps, low.numpy(), high.numpy(), color=COLOURS[name], alpha=0.15, lw=0)
+                ax.plot(steps, middle.numpy(), color=COLOURS[name], lw=1.3, label=TITLES[name])
         axes[0].set_ylabel("negative log-likelihood [nats]")
         axes[1].set_ylabel("error of the mean position [m]")
         axes[1].set_ylim(bottom=0)
@@ -126,21 +128,13 @@ def likelihood_over_time(beliefs: dict[str, Mixture], states: Tensor) -> plt.Fig
 
 def _scene(ax, states, t, bearing):
     ax.add_patch(plt.Rectangle((-ARENA, -ARENA), 2 * ARENA, 2 * ARENA, fill=False, ec="0.6", lw=0.6))
-    x, y = states[:, 0], states[:, 1]
+    x, y = states[:, 0].numpy(), states[:, 1].numpy()
     ax.plot(x[t:], y[t:], color="0.65", lw=0.8, zorder=2)
     ax.plot(x[: t + 1], y[: t + 1], color="black", lw=1.2, zorder=3)
     _arrows(ax, states[t : t + 1], ["black"], length=2.0, width=0.011, zorder=6)
     ax.plot(*RADAR, "^", color="black", ms=4, zorder=5)
-    far = 3 * ARENA
-    direction = torch.tensor(bearing)
-    ax.plot(
-        [RADAR[0], RADAR[0] + far * direction.cos()],
-        [RADAR[1], RADAR[1] + far * direction.sin()],
-        color="#CC79A7",
-        lw=0.8,
-        ls="--",
-        zorder=1,
-    )
+    ray = [(r + 3 * ARENA * d) for r, d in zip(RADAR, (math.cos(bearing), math.sin(bearing)), strict=True)]
+    ax.plot([RADAR[0], ray[0]], [RADAR[1], ray[1]], color="#CC79A7", lw=0.8, ls="--", zorder=1)
     ax.set(xlim=(-EXTENT, EXTENT), ylim=(-EXTENT, EXTENT), aspect="equal", xticks=[-10, 0, 10], yticks=[-10, 0, 10])
     for side in ax.spines.values():
         side.set_visible(False)
@@ -153,7 +147,13 @@ def _belief(ax, belief, colour):
     density = belief.marginal(("x", "y")).log_prob_many(grid).exp().view(161, 161).T
     cloud = LinearSegmentedColormap.from_list("cloud", [(1, 1, 1, 0), (*matplotlib.colors.to_rgb(colour), 0.75)])
     ax.imshow(
-        density.sqrt(), origin="lower", extent=(-EXTENT, EXTENT) * 2, cmap=cloud, vmin=0, zorder=0, interpolation="bilinear"
+        density.sqrt().numpy(),
+        origin="lower",
+        extent=(-EXTENT, EXTENT) * 2,
+        cmap=cloud,
+        vmin=0,
+        zorder=0,
+        interpolation="bilinear",
     )
     weights = belief.log_weights.exp()
     opacity = (0.12 + 0.88 * weights / weights.max()).tolist()
@@ -161,18 +161,7 @@ def _belief(ax, belief, colour):
 
 
 def _arrows(ax, poses, colours, length, width, zorder):
-    ax.quiver(
-        poses[:, 0],
-        poses[:, 1],
-        length * poses[:, 2].cos(),
-        length * poses[:, 2].sin(),
-        color=colours,
-        angles="xy",
-        scale_units="xy",
-        scale=1,
-        width=width,
-        headwidth=4,
-        headlength=4,
-        headaxislength=3.5,
-        zorder=zorder,
-    )
+    x, y, heading = poses.unbind(-1)
+    arrows = (a.numpy() for a in (x, y, length * heading.cos(), length * heading.sin()))
+    options = {"angles": "xy", "scale_units": "xy", "scale": 1, "headwidth": 4, "headlength": 4, "headaxislength": 3.5}
+    ax.quiver(*arrows, color=colours, width=width, zorder=zorder, **options)

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ with warnings.catch_warnings():
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import TensorBoardLogger
 
-import mdps
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+import mdps
 
 VALIDATION = "validation_loss"
 
@@ -44,6 +45,8 @@ class Stage:
     """Learning rate of each group of parameters that learns; the others are frozen."""
     losses: dict[str, float]
     """Weight of each belief's loss, by name; a belief that is not named is not evaluated."""
+    max_epochs: int = 0
+    """How long it lasts at most; 0: as the schedule says."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +127,23 @@ class StagedModule(L.LightningModule):
         return total
 
 
-class EpochSampler(Sampler[list[int]]):
-    """Batches of indices in an order that depends on (seed, epoch) alone; Lightning calls set_epoch."""
+class EpochSampler(Sampler[torch.Tensor]):
+    """Batches of indices; with a seed, in an order that depends on (seed, epoch) alone.
 
-    def __init__(self, n: int, batch_size: int, seed: int | None) -> None:
-        """seed None keeps the order."""
-        self.n, self.batch_size, self.seed, self.epoch = n, batch_size, seed, 0
+    `epoch` is asked at an epoch's first batch: before that, Lightning still counts as before an interruption.
+    """
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, n: int, batch_size: int, seed: int | None = None, epoch: Callable[[], int] = lambda: 0) -> None:
+        self.n, self.batch_size, self.seed, self.epoch = n, batch_size, seed, epoch
 
     def __len__(self) -> int:
         return math.ceil(self.n / self.batch_size)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[torch.Tensor]:
         order = torch.arange(self.n)
         if self.seed is not None:
-            order = torch.randperm(self.n, generator=torch.Generator().manual_seed(mix(self.seed, self.epoch)))
-        return iter(order.split(self.batch_size))
+            order = torch.randperm(self.n, generator=torch.Generator().manual_seed(mix(self.seed, self.epoch())))
+        yield from order.split(self.batch_size)
 
 
 class Rows(Dataset):
@@ -157,9 +159,9 @@ class Rows(Dataset):
         return tuple(t[index] for t in self.tensors)
 
 
-def loader(data: Dataset, batch_size: int, seed: int | None = None) -> DataLoader:
-    """Batches of a data set in memory; with a seed in an order that is new in every epoch."""
-    return DataLoader(data, batch_size=None, sampler=EpochSampler(len(data), batch_size, seed))
+def loader(data: Dataset, sampler: EpochSampler) -> DataLoader:
+    """Batches of a data set in memory."""
+    return DataLoader(data, batch_size=None, sampler=sampler)
 
 
 class Progress(Callback):
@@ -264,7 +266,7 @@ def train(
         trainer = L.Trainer(
             accelerator=accelerator,
             devices=1,
-            max_epochs=schedule.max_epochs,
+            max_epochs=stage.max_epochs or schedule.max_epochs,
             callbacks=[end, Progress(f"stage {index + 1}/{len(stages)} {stage.name}", end)],
             logger=TensorBoardLogger(folder, name="tensorboard", version=f"stage_{index + 1}"),
             enable_checkpointing=False,

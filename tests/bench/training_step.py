@@ -15,10 +15,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 
 import bearings_only
+from staged import StagedModule
+
 from bench.timing import interleaved
 from mdps import bearings_only as task
 from mdps import ops
-from staged import StagedModule
 
 AUTHORS = {("mdps", 0): 2.8, ("mdps", 1): 1.3, ("mdps", 2): 1.3, ("mdps", 3): 2.9, ("mdpf", 0): 0.73, ("mdpf", 1): 0.31}
 
