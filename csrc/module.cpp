@@ -3,6 +3,8 @@
 
 #include "operator.h"
 
+extern "C" void mdps_delete_cell(StableIValue *cell) { delete cell; }
+
 PYBIND11_MODULE(_C, m) {
     m.doc() = "The compiled half of mdps: see csrc/ and kernels/.";
     m.def("register", [] {

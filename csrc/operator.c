@@ -128,6 +128,15 @@ void expect_size(Call *call, const Tensor *x, const char *name, int dim, const i
                (long long)i, (long long)x->size[i]);
 }
 
+bool take_optional(StableIValue value, StableIValue *inner) {
+    StableIValue *cell = (StableIValue *)(uintptr_t)value;
+    if (!cell) return false;
+    *inner = *cell;
+    if (torch_delete_stable_ivalue) torch_delete_stable_ivalue(cell);
+    else mdps_delete_cell(cell); /* until torch 2.13 the cell comes from C++ new */
+    return true;
+}
+
 int take_ints(Call *call, StableIValue value, const char *name, int max, int64_t *items) {
     StableListHandle list = (StableListHandle)(uintptr_t)value;
     size_t n = 0;

@@ -63,6 +63,8 @@ static inline double take_float(StableIValue value) {
     union { uint64_t bits; double real; } u = {value};
     return u.real;
 }
+/* Optional argument: true and *inner when it is given; frees the cell that held it. */
+bool take_optional(StableIValue value, StableIValue *inner);
 /* int[]: number of items, at most `max` stored. */
 int take_ints(Call *call, StableIValue value, const char *name, int max, int64_t *items);
 /* n_angular: an int in [0, D], with D = `dim` in [1, 16]. */
@@ -93,6 +95,8 @@ extern "C" {
 const char *mdps_register(void);
 /* Tensor handles that operators own at this moment: 0 between calls, or something leaks. */
 int64_t mdps_live_handles(void);
+/* In module.cpp, the one thing that C cannot do: `delete` of a cell that torch < 2.13 made with C++ `new`. */
+void mdps_delete_cell(StableIValue *cell);
 #ifdef __cplusplus
 }
 #endif

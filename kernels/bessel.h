@@ -4,7 +4,7 @@
  * polynomials are what is left beside the leading terms of the asymptotic series (Abramowitz & Stegun 9.7.1), so nothing
  * large is ever subtracted: everything holds from k = 0 to 1e300.
  * Coefficients: Chebyshev fits made with mpmath (tests/coefficients.py prints them); the largest relative errors, measured by
- * tests/test_real_math.py, are 4e-16, and 5e-15 for 1 - A(k). Cost: a polynomial and at most two logarithms.
+ * tests/test_real_math.py, are 5e-16, and 6e-15 for 1 - A(k). Cost: a polynomial and at most two logarithms.
  */
 #ifndef MDPS_BESSEL_H
 #define MDPS_BESSEL_H

@@ -21,40 +21,57 @@ int64_t FN(mixture_bad_bandwidth)(const MixtureLogProb *p) {
     return -1;
 }
 
+/* The largest distance from the centre along dimension g, of n states. */
+INLINE REAL FN(reach)(const REAL *x, int64_t n, int D, int g, REAL centre) {
+    REAL reach = 0;
+    for (int64_t i = 0; i < n; i++) {
+        REAL away = fabs(x[i * D + g] - centre);
+        reach = away > reach ? away : reach;
+    }
+    return reach;
+}
+
+/* Whether some number is NaN or beyond the limit. */
+INLINE bool FN(any_beyond)(const REAL *x, int64_t n, bool negative_too) {
+    int beyond = 0;
+    for (int64_t i = 0; i < n; i++) beyond |= !((negative_too ? fabs(x[i]) : x[i]) < INFINITY);
+    return beyond;
+}
+
 /* Scales, norm and centre of a row; whether some scaled coordinate is beyond what REAL holds well. */
-static void FN(prepare_row)(const MixtureLogProb *p, int64_t b, MixtureRow *row) {
+INLINE void FN(prepare_row)(const MixtureLogProb *p, int64_t b, MixtureRow *row) {
     const int D = p->G + p->A;
     const REAL *bandwidths = (const REAL *)p->bandwidths + b * p->bandwidth_stride, *weights = (const REAL *)p->log_weights + b * p->N;
     const REAL *means = (const REAL *)p->means + b * p->N * D, *x = (const REAL *)p->x + b * p->M * D;
     double most = 0;
+    REAL top = -INFINITY;
     row->log_norm = 0;
     for (int g = 0; g < p->G; g++) {
-        REAL low = INFINITY, high = -INFINITY, far = 0;
-        for (int64_t j = 0; j < p->N; j++) low = means[j * D + g] < low ? means[j * D + g] : low, high = means[j * D + g] > high ? means[j * D + g] : high;
+        REAL low = INFINITY, high = -INFINITY;
+        for (int64_t j = 0; j < p->N; j++) {
+            low = means[j * D + g] < low ? means[j * D + g] : low;
+            high = means[j * D + g] > high ? means[j * D + g] : high;
+        }
         row->scale[g] = sqrt(0.5 * LOG2E) / bandwidths[g];
         row->centre[g] = p->N ? 0.5 * ((double)low + (double)high) : 0;
-        for (int64_t i = 0; i < p->M; i++) {
-            REAL away = fabs(x[i * D + g] - (REAL)row->centre[g]);
-            far = away <= far ? far : away; /* keeps a NaN */
-        }
-        double reach = fmax((double)far, (double)high - row->centre[g]) * row->scale[g];
-        most = reach <= most && far == far ? most : reach;
+        REAL reach = FN(reach)(x, p->M, D, g, (REAL)row->centre[g]);
+        most = fmax(most, fmax((double)reach, (double)high - row->centre[g]) * row->scale[g]);
         row->log_norm -= log(bandwidths[g]) + 0.5 * log(2 * PI);
     }
     for (int g = p->G; g < D; g++) {
         double kappa = 1 / ((double)bandwidths[g] * bandwidths[g]);
         row->scale[g] = sqrt(2 * LOG2E * kappa);
         row->log_norm -= log(2 * PI) + log_i0_scaled(kappa);
-        most = row->scale[g] <= most ? most : row->scale[g];
+        most = fmax(most, row->scale[g]);
     }
-    REAL top = -INFINITY;
-    for (int64_t j = 0; j < p->N; j++) top = weights[j] <= top ? top : weights[j]; /* keeps a NaN */
+    for (int64_t j = 0; j < p->N; j++) top = weights[j] > top ? weights[j] : top;
     row->top = top;
-    row->exactly = p->M < MIXTURE_FEW_QUERIES || !(most <= (IS_DOUBLE ? 0x1p40 : 1024)) || !(top < INFINITY);
+    row->exactly = p->M < MIXTURE_FEW_QUERIES || most > (IS_DOUBLE ? 0x1p40 : 1024) || FN(any_beyond)(x, p->M * D, true) ||
+                   FN(any_beyond)(means, p->N * D, true) || FN(any_beyond)(weights, p->N, false);
 }
 
 /* Components as structure of arrays: log2 of the relative weight, scaled means, then r cos(mu/2) and r sin(mu/2). */
-static inline __attribute__((always_inline)) void FN(prepare_components)(const MixtureLogProb *p, int64_t b, const MixtureRow *row) {
+INLINE void FN(prepare_components)(const MixtureLogProb *p, int64_t b, const MixtureRow *row) {
     const int D = p->G + p->A;
     const int64_t N = p->N, stride = mixture_padded(N);
     const REAL *means = (const REAL *)p->means + b * N * D, *weights = (const REAL *)p->log_weights + b * N;
@@ -92,7 +109,7 @@ INLINE void FN(sum_tile)(const REAL *q, const REAL *components, int64_t N, int64
     for (int64_t j = 0; j < N; j++) {
         REAL a[MIXTURE_TILE] __attribute__((aligned(64)));
         FN(exponents)(q, components + j, stride, components[j] + MIXTURE_BIAS, G, A, a, 0, 0);
-        for (int l = 0; l < MIXTURE_TILE; l++) s[l] += FN(exp2_real)(a[l]);
+        for (int l = 0; l < MIXTURE_TILE; l++) s[l] += FN(exp2_from)(a[l], IS_DOUBLE ? -1022 : -126);
     }
     memcpy(sum, s, sizeof s);
 }

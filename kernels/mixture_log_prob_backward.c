@@ -39,59 +39,75 @@ INLINE FN(Sums) FN(sums_of)(const MixtureLogProb *p, int64_t b, int64_t chunk) {
  * sums over components: P d, then P h kc and P h ks. */
 INLINE int64_t FN(tile_size)(int G, int A) { return (int64_t)(2 * (G + 2 * A) + 2) * MIXTURE_TILE; }
 
-/* Pairs of a tile with a block of components: P, then d, then P h. */
-INLINE void FN(pairs_of_block)(const REAL *t, const REAL *components, int n, int64_t stride, int G, int A, REAL *pairs) {
-    const REAL *log2_sum = ROW(t, G + 2 * A), *grad = ROW(t, G + 2 * A + 1);
-    for (int j = 0; j < n; j++) {
-        REAL a[MIXTURE_TILE] __attribute__((aligned(64))), *p = ROW(pairs, j), *h = ROW(pairs, BLOCK_J * (1 + G) + j * A);
-        FN(exponents)(t, components + j, stride, components[j], G, A, a, ROW(pairs, BLOCK_J + j * G), h);
-        for (int l = 0; l < MIXTURE_TILE; l++) p[l] = grad[l] * FN(exp2_from)(a[l] - log2_sum[l], -64);
-        for (int l = 0; l < A * MIXTURE_TILE; l++) h[l] *= p[l % MIXTURE_TILE];
-    }
-}
-
 /* into[lane] += sum over the tile's groups of 16 of a b. */
 INLINE void FN(fold)(REAL *into, const REAL *a, const REAL *b) {
     for (int group = 0; group < MIXTURE_TILE; group += LANES)
         for (int l = 0; l < LANES; l++) into[l] += a[group + l] * b[group + l];
 }
 
-/* w[f][j][lane]: the components' sums of P, P d, P h cos, P h sin. */
-INLINE void FN(add_pairs)(REAL *t, const REAL *pairs, const REAL *components, int n, int64_t stride, int G, int A, REAL *w) {
-    REAL *sums = ROW(t, G + 2 * A + 2);
-    for (int j = 0; j < n; j++)
+/* Pairs of a tile with a block of components: P, then d, then P h; and the components' sums of P. */
+INLINE void FN(pairs_of_block)(const REAL *t, const REAL *components, int n, int64_t stride, int G, int A, REAL *pairs, REAL *w) {
+    const REAL *log2_sum = ROW(t, G + 2 * A), *grad = ROW(t, G + 2 * A + 1);
+    for (int j = 0; j < n; j++) {
+        REAL a[MIXTURE_TILE] __attribute__((aligned(64))), p[MIXTURE_TILE] __attribute__((aligned(64)));
+        REAL *h = ROW(pairs, BLOCK_J * (1 + G) + j * A);
+        FN(exponents)(t, components + j, stride, components[j], G, A, a, ROW(pairs, BLOCK_J + j * G), h);
+        for (int l = 0; l < MIXTURE_TILE; l++) p[l] = grad[l] * FN(exp2_from)(a[l] - log2_sum[l], -64);
+#pragma GCC unroll 2
+        for (int i = 0; i < A; i++)
+            for (int l = 0; l < MIXTURE_TILE; l++) ROW(h, i)[l] *= p[l];
+        memcpy(ROW(pairs, j), p, sizeof p);
         for (int group = 0; group < MIXTURE_TILE; group += LANES)
-            for (int l = 0; l < LANES; l++) w[j * LANES + l] += ROW(pairs, j)[group + l];
+            for (int l = 0; l < LANES; l++) w[j * LANES + l] += p[group + l];
+    }
+}
+
+/* The queries' sums of P d, P h kc, P h ks, and the components' lanes w[f][j][lane] of P d, P h cos, P h sin. */
+INLINE void FN(add_pairs)(REAL *t, const REAL *pairs, const REAL *components, int n, int64_t stride, int G, int A, REAL *w) {
+    REAL *sums = ROW(t, G + 2 * A + 2), s[MIXTURE_TILE] __attribute__((aligned(64))), c[MIXTURE_TILE] __attribute__((aligned(64)));
 #pragma GCC unroll 3
-    for (int g = 0; g < G; g++)
+    for (int g = 0; g < G; g++) {
+        memcpy(s, ROW(sums, g), sizeof s);
         for (int j = 0; j < n; j++) {
             const REAL *p = ROW(pairs, j), *d = ROW(pairs, BLOCK_J + j * G + g);
-            for (int l = 0; l < MIXTURE_TILE; l++) ROW(sums, g)[l] += p[l] * d[l];
+            for (int l = 0; l < MIXTURE_TILE; l++) s[l] += p[l] * d[l];
             FN(fold)(w + ((1 + g) * BLOCK_J + j) * LANES, p, d);
         }
+        memcpy(ROW(sums, g), s, sizeof s);
+    }
 #pragma GCC unroll 2
-    for (int i = 0; i < A; i++)
+    for (int i = 0; i < A; i++) {
+        memcpy(c, ROW(sums, G + i), sizeof c);
+        memcpy(s, ROW(sums, G + A + i), sizeof s);
         for (int j = 0; j < n; j++) {
             const REAL *h = ROW(pairs, BLOCK_J * (1 + G) + j * A + i);
             REAL kc = components[(1 + G + i) * stride + j], ks = components[(1 + G + A + i) * stride + j];
-            for (int l = 0; l < MIXTURE_TILE; l++) ROW(sums, G + i)[l] += h[l] * kc;
-            for (int l = 0; l < MIXTURE_TILE; l++) ROW(sums, G + A + i)[l] += h[l] * ks;
+            for (int l = 0; l < MIXTURE_TILE; l++) c[l] += h[l] * kc;
+            for (int l = 0; l < MIXTURE_TILE; l++) s[l] += h[l] * ks;
             FN(fold)(w + ((1 + G + i) * BLOCK_J + j) * LANES, h, ROW(t, G + i));
             FN(fold)(w + ((1 + G + A + i) * BLOCK_J + j) * LANES, h, ROW(t, G + A + i));
         }
+        memcpy(ROW(sums, G + i), c, sizeof c);
+        memcpy(ROW(sums, G + A + i), s, sizeof s);
+    }
+}
+
+/* Sums of 16 lanes, n rows of them, by halves. The barrier keeps gcc from vectorising over rows, which costs five times as much. */
+INLINE void FN(sum_lanes)(const REAL *w, int n, REAL *sum) {
+    for (int r = 0; r < n; r++, w += LANES) {
+        REAL a[8], b[4];
+        for (int l = 0; l < 8; l++) a[l] = w[l] + w[l + 8];
+        for (int l = 0; l < 4; l++) b[l] = a[l] + a[l + 4];
+        sum[r] = (b[0] + b[2]) + (b[1] + b[3]);
+        __asm__ volatile("" ::: "memory");
+    }
 }
 
 /* The lanes of a block's component sums, added up and turned into gradients: scaled units become those of the state. */
-INLINE void FN(fold_block)(const MixtureRow *row, const REAL *components, int n, int64_t stride, int G, int A, const REAL *w,
+INLINE void FN(fold_block)(const MixtureRow *row, const REAL *components, int n, int64_t stride, int G, int A, REAL *w,
                            int64_t j0, FN(Sums) out) {
     REAL s[1 + 2 * MIXTURE_MAX_D][BLOCK_J];
-    for (int f = 0; f < 1 + G + 2 * A; f++)
-        for (int j = 0; j < BLOCK_J; j++) {
-            REAL sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int l = 0; l < LANES; l++) sum += w[(f * BLOCK_J + j) * LANES + l];
-            s[f][j] = sum;
-        }
+    FN(sum_lanes)(w, (1 + G + 2 * A) * BLOCK_J, s[0]);
     for (int j = 0; j < n; j++) out.weights[j0 + j] += s[0][j];
     for (int g = 0; g < G; g++) {
         double unit = row->scale[g] * (2 / LOG2E), square = 0;
@@ -163,7 +179,7 @@ INLINE void FN(super_tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int64
         REAL w[(1 + 2 * MIXTURE_MAX_D) * BLOCK_J * LANES] __attribute__((aligned(64)));
         memset(w, 0, sizeof(REAL) * (1 + G + 2 * A) * BLOCK_J * LANES);
         for (int64_t t = 0; t < n_tiles; t++) {
-            FN(pairs_of_block)(tiles + t * size, components + j0, block, stride, G, A, pairs);
+            FN(pairs_of_block)(tiles + t * size, components + j0, block, stride, G, A, pairs, w);
             FN(add_pairs)(tiles + t * size, pairs, components + j0, block, stride, G, A, w);
         }
         FN(fold_block)(p->rows + b, components + j0, block, stride, G, A, w, j0, out);
@@ -187,7 +203,7 @@ static CLONES void FN(exact_query_backward)(const MixtureLogProb *p, int64_t b, 
         int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;
         FN(exact_block)(p, b, x, j0, n, &k);
         for (int64_t l = 0; l < n; l++) {
-            k.a[l] = grad / sum * exp2_from_f64(k.a[l] - top, -1022);
+            k.a[l] = grad / sum * exp2_real_f64(k.a[l] - top);
             out.weights[j0 + l] += k.a[l];
         }
         for (int g = 0; g < D; g++) {

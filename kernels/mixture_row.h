@@ -104,8 +104,8 @@ INLINE void FN(exact_sum)(const MixtureLogProb *p, int64_t b, const REAL *x, FN(
         }
         if (largest == -INFINITY) continue;
 #pragma omp simd reduction(+ : part)
-        for (int64_t l = 0; l < n; l++) part += exp2_from_f64(k->a[l] - largest, -1022);
-        s = s * exp2_from_f64(m - largest, -1022) + part;
+        for (int64_t l = 0; l < n; l++) part += exp2_real_f64(k->a[l] - largest);
+        s = s * exp2_real_f64(m - largest) + part;
         m = largest;
     }
     *top = m;

@@ -1,7 +1,15 @@
 """The operators: functions on tensors, each usable alone in a model of one's own."""
 
+from ._layers import Layer as Layer
+from ._layers import flatten_parameters as flatten_parameters
+from ._layers import layers_of as layers_of
 from ._operator import reference as reference
 from ._operator import reference_active as reference_active
+from .iwsg_log_weights import iwsg_log_weights as iwsg_log_weights
+from .log_i0 import log_i0 as log_i0
 from .mixture_log_prob import mixture_log_prob as mixture_log_prob
 from .normalize_log_weights import NormalizedWeights as NormalizedWeights
 from .normalize_log_weights import normalize_log_weights as normalize_log_weights
+from .small_network import small_network as small_network
+from .two_filter_log_prob import two_filter_log_prob as two_filter_log_prob
+from .von_mises_log_prob import von_mises_log_prob as von_mises_log_prob

@@ -144,9 +144,11 @@ class MixtureDensityParticleFilter(nn.Module):
             raise ValueError(f"n_particles: expected at least 1, got {n_particles}")
         self.space, self.n_particles, self.reverse, self.resampling = space, n_particles, reverse, resampling
         self.dynamics, self.likelihood = dynamics, likelihood
-        self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, space)
+        self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, space, name="posterior_bandwidth")
         self.resampling_bandwidth = (
-            None if resampling_bandwidth is None else Bandwidth(resampling_bandwidth, minimum_bandwidth, space)
+            None
+            if resampling_bandwidth is None
+            else Bandwidth(resampling_bandwidth, minimum_bandwidth, space, name="resampling_bandwidth")
         )
 
     def forward(

@@ -5,6 +5,7 @@ product of Gaussian kernels (linear dimensions) and von Mises kernels (angles).
 """
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Mixture(Distribution):
         ValueError: shapes that do not fit one another or the space.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     support = constraints.real_vector
 
     def __init__(
@@ -72,7 +73,7 @@ class Mixture(Distribution):
         """Return the log-densities of M queries for each batch element: x (..., M, D) -> (..., M), one operator call."""
         return ops.mixture_log_prob(x, self.means, self.log_weights, self.bandwidths, n_angular=self.space.n_angular)
 
-    def sample(  # type: ignore[override]
+    def sample(
         self, sample_shape: Sequence[int] = (), *, seed: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """Return independent draws, sample_shape + (..., D), without gradient, the angles in [-pi, pi).
@@ -81,19 +82,11 @@ class Mixture(Distribution):
             seed: int64 tensor (), reproduces the draws on every device; None: `mdps.ops.make_seed(generator)`.
         """
         shape = torch.Size(sample_shape)
-        batch, n, d = self.batch_shape, self.n_components, self.space.size
         if seed is None:
             seed = ops.make_seed(generator, device=self.means.device)
-        draws, _ = ops.mixture_resample(
-            self.means.detach().reshape(batch.numel(), n, d),
-            self.log_weights.detach().reshape(batch.numel(), n),
-            self.bandwidths.detach().expand(batch + (d,)).reshape(batch.numel(), d),
-            seed,
-            shape.numel(),
-            n_angular=self.space.n_angular,
-            scheme="multinomial",
-        )
-        return draws.movedim(1, 0).reshape(shape + batch + (d,))
+        mixture, n_angular = (self.means, self.log_weights, self.bandwidths), self.space.n_angular
+        draws, _ = ops.mixture_resample(*mixture, seed, shape.numel(), n_angular=n_angular, scheme="multinomial")
+        return draws.movedim(-2, 0).reshape(shape + self.batch_shape + self.event_shape)
 
     @property
     def mean(self) -> Tensor:
@@ -121,6 +114,10 @@ class Mixture(Distribution):
         index = self.space.index(space.names)
         return Mixture(self.means[..., index], self.log_weights, self.bandwidths[..., index], space, self._validate_args)
 
+    def __repr__(self) -> str:
+        batch = tuple(self.batch_shape)
+        return f"Mixture(batch_shape={batch}, n_components={self.n_components}, names={self.space.names})"
+
     def expand(self, batch_shape: Sequence[int], _instance: None = None) -> "Mixture":
         """Return this mixture with a larger batch shape, to which its own is broadcast."""
         batch = torch.Size(batch_shape)
@@ -142,6 +139,7 @@ class Bandwidth(nn.Module):
             b radians for a von Mises kernel of concentration b**-2).
         minimum: D numbers, or one: what it stays above. At least 0.
         space: gives D.
+        name: what errors call it.
 
     Raises:
         ValueError: not D numbers, or initial <= minimum somewhere, or minimum < 0.
@@ -149,11 +147,18 @@ class Bandwidth(nn.Module):
 
     minimum: Tensor
 
-    def __init__(self, initial: float | Sequence[float], minimum: float | Sequence[float], space: StateSpace) -> None:
+    def __init__(
+        self,
+        initial: float | Sequence[float],
+        minimum: float | Sequence[float],
+        space: StateSpace,
+        *,
+        name: str = "bandwidth",
+    ) -> None:
         super().__init__()
-        first, least = _per_dimension("bandwidth", initial, space), _per_dimension("minimum_bandwidth", minimum, space)
+        first, least = _per_dimension(name, initial, space), _per_dimension("minimum_bandwidth", minimum, space)
         if not ((least >= 0) & (first > least)).all():
-            raise ValueError(f"bandwidth: expected more than the minimum {least.tolist()} (at least 0), got {first.tolist()}")
+            raise ValueError(f"{name}: expected more than the minimum {least.tolist()} (at least 0), got {first.tolist()}")
         self.log_excess = nn.Parameter((first - least).log().to(torch.get_default_dtype()))
         self.register_buffer("minimum", least.to(torch.get_default_dtype()))
 

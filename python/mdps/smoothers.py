@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, masked, prepare, row_seeds
+from .sequences import check_particles, encode, masked, prepare, row_seeds
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -99,7 +99,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         share = math.ceil(n_particles * mixing - 1e-9)
         self.n_forward = forward_filter.n_particles if proposal == "union" else min(share, n_particles - 1)
         self.forward_filter, self.backward_filter, self.likelihood = forward_filter, backward_filter, likelihood
-        self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, self.space)
+        self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, self.space, name="posterior_bandwidth")
 
     def forward(
         self,
@@ -119,7 +119,7 @@ class MixtureDensityParticleSmoother(nn.Module):
             observations, actions, lengths, observed, seed: as for `MixtureDensityParticleFilter.forward`. Where nothing was
                 observed, the weight network sees an observation code of zeros.
         """
-        seed = row_seeds(seed, initial.size(0), initial.device)
+        seed = self._row_seeds(initial, final, seed)
         beliefs = self.filter(observations, initial, final, actions, lengths, observed, seed)
         return self.smooth(*beliefs, observations, lengths, observed, seed)
 
@@ -134,7 +134,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         seed: Tensor | None = None,
     ) -> tuple[FilterBeliefs, FilterBeliefs]:
         """Return the beliefs of the forward and the backward filter alone, as a stage that trains only those needs them."""
-        seeds = ops.split_seed(row_seeds(seed, initial.size(0), initial.device), 3)
+        seeds = ops.split_seed(self._row_seeds(initial, final, seed), 3)
         forward = self.forward_filter(observations, initial, actions, lengths, observed, seeds[:, 0].contiguous())
         backward = self.backward_filter(observations, final, actions, lengths, observed, seeds[:, 1].contiguous())
         return forward, backward
@@ -178,6 +178,11 @@ class MixtureDensityParticleSmoother(nn.Module):
         if sequence.lengths is not None:
             collapsed = collapsed & (torch.arange(T, device=x.device) < sequence.lengths.unsqueeze(1))
         return SmootherBeliefs(smoothed, forward, backward, collapsed)
+
+    def _row_seeds(self, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
+        check_particles("initial", initial, self.forward_filter.n_particles, self.space.size)
+        check_particles("final", final, self.backward_filter.n_particles, self.space.size)
+        return row_seeds(seed, initial.size(0), initial.device)
 
     def _propose(self, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
         """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""

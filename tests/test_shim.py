@@ -1,0 +1,104 @@
+"""csrc/ against torch: the ABI that we declare by hand, the errors, the handles."""
+
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mdps
+from mdps import ops
+
+ROOT = Path(__file__).parents[1]
+INCLUDE = Path(torch.__file__).parent / "include"
+raw = torch.ops.mdps.normalize_log_weights.default
+
+
+def test_declarations_agree_with_those_of_torch():
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    command = [compiler, "-std=c++20", "-fsyntax-only", f"-I{INCLUDE}", f"-I{ROOT / 'csrc'}", "torch_c_agrees.cpp"]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_declared_name_exists_in_torch():
+    known = "".join((INCLUDE / "torch/csrc" / p).read_text() for p in ("stable/c/shim.h", "inductor/aoti_torch/c/shim.h"))
+    names = re.findall(r"\b((?:aoti_)?torch_\w+)\(", (ROOT / "csrc/torch_c.h").read_text())
+    newer = {"torch_delete_stable_ivalue", "torch_exception_get_what_without_backtrace"}  # torch 2.13
+    assert len(names) > 30
+    assert [n for n in names if n not in newer and not re.search(rf"\b{n}\b", known)] == []
+
+
+def test_a_second_copy_is_refused(tmp_path):
+    copy = shutil.copy(mdps._C.__file__, tmp_path)
+    program = f"""
+import mdps, importlib.util
+spec = importlib.util.spec_from_file_location("copy._C", {str(copy)!r})
+other = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(other)
+try:
+    other.register()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "mdps: a second copy of mdps is loaded in this process\n", done.stderr
+
+
+def test_registering_twice_is_fine():
+    mdps._C.register()
+
+
+@pytest.mark.parametrize(
+    "args, text",
+    [
+        ((torch.ones(3),), "mdps.normalize_log_weights: log_weights: expected 2 dimensions, got 1"),
+        ((torch.ones(2, 3).half(),), "mdps.normalize_log_weights: log_weights: expected dtype float32 or float64"),
+        ((torch.ones(2, 0),), "mdps.normalize_log_weights: log_weights: expected at least one particle, got 0"),
+    ],
+)
+def test_an_error_from_c_is_exact(args, text):
+    with pytest.raises(RuntimeError) as error:
+        raw(*args)
+    assert str(error.value) == text
+    assert mdps._C.live_handles() == 0
+
+
+def test_the_first_of_several_errors_is_told():
+    backward = torch.ops.mdps.normalize_log_weights_backward.default
+    one, two = torch.ones(1), torch.ones(2, 3)
+    with pytest.raises(
+        RuntimeError, match="^mdps.normalize_log_weights_backward: grad_normalized: expected 2 dimensions, got 1$"
+    ):
+        backward(one, two, two, one, two, two)
+    assert mdps._C.live_handles() == 0
+
+
+def test_no_leak_in_calls_and_failures():
+    x, bad = torch.randn(100, 1000, requires_grad=True), torch.ones(100, 1000, dtype=torch.float16)
+
+    def calls():
+        for _ in range(300):
+            ops.normalize_log_weights(x).ess.sum().backward()
+            x.grad = None
+            ops.normalize_log_weights(x.detach().T)
+            with pytest.raises(RuntimeError):
+                raw(bad)
+
+    calls()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    calls()
+    assert mdps._C.live_handles() == 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8192  # KiB; a leak would be 120 MB
+
+
+def test_build_info():
+    info = mdps._C.build_info()
+    assert info["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert info["torch"] == ".".join(torch.__version__.split(".")[:2])

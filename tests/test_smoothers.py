@@ -1,0 +1,270 @@
+import copy
+import math
+
+import pytest
+import torch
+from linear_gaussian import (
+    GaussianLikelihood,
+    LinearDynamics,
+    SmoothedLikelihood,
+    model,
+    rauch_tung_striebel,
+    simulate,
+    stationary,
+    two_filters,
+)
+from test_filters import POSE, Distance, assert_same, names, pose_data, pose_filter, tensors, within
+from torch import nn
+
+import mdps
+
+
+class Agreement(Distance):
+    def forward(self, particles, observation, log_forward, log_backward):
+        return super().forward(particles, observation) + 0.5 * (log_forward + log_backward).clamp(min=-30)
+
+
+def pose_smoother(N=7, **options):
+    return mdps.MixtureDensityParticleSmoother(pose_filter(N), pose_filter(N, reverse=True), Agreement(), **options)
+
+
+def smoother_data(**options):
+    return pose_data(**options) | {"final": pose_data(seed=1)["initial"]}
+
+
+def smoothed_tensors(beliefs):
+    yield from (beliefs.smoothed.means, beliefs.smoothed.log_weights, beliefs.collapsed)
+    yield from (*tensors(beliefs.forward), *tensors(beliefs.backward))
+
+
+# ---- Against the exact smoother -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def run_linear(D, N, B, *, T=5, observed=None, proposal="mixture"):
+    """Returns the mean and variance of the smoothed particles, and the exact ones for kernels of these bandwidths."""
+    m, resampling, predicted, smoothed = model(D), 0.1, 0.3, 0.25
+    y = simulate(m, T)
+    options = {"posterior_bandwidth": predicted, "resampling_bandwidth": resampling, "minimum_bandwidth": 0.0}
+    filters = [
+        mdps.MixtureDensityParticleFilter(names(D), LinearDynamics(x), GaussianLikelihood(x), N, reverse=reverse, **options)
+        for x, reverse in ((m, False), (m.reversed(), True))
+    ]
+    s = mdps.MixtureDensityParticleSmoother(
+        *filters, SmoothedLikelihood(m), posterior_bandwidth=smoothed, proposal=proposal, minimum_bandwidth=0.0
+    )
+    initial, final = stationary(m, B, N, seed=1), stationary(m, B, N, seed=2)
+    belief = s(y.float().expand(B, T, -1), initial, final, seed=torch.tensor(7)).smoothed
+    exact = two_filters(m, y, resampling, predicted)
+    got = belief.mean.double(), belief.variance.double() - smoothed**2
+    return got, (exact.means, exact.covariances.diagonal(dim1=-2, dim2=-1))
+
+
+@pytest.mark.parametrize("D", [1, 2, 3])
+def test_two_filters_are_the_smoother(D):
+    """The oracle of this file, against another: without kernels it is the Rauch-Tung-Striebel smoother."""
+    m = model(D)
+    torch.testing.assert_close(two_filters(m, simulate(m, 7)), rauch_tung_striebel(m, simulate(m, 7)))
+
+
+@pytest.mark.parametrize("D", [1, 2, 3])
+def test_converges_to_the_exact_smoother(D):
+    errors = []
+    for N in (40, 640):
+        got, want = run_linear(D, N, 48)
+        errors.append([((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)])
+        if N == 640:
+            for g, w in zip(got, want, strict=True):
+                within(g, w, bias=20 / N)
+    for few, many in zip(*errors, strict=True):
+        assert 2.7 < few / many < 6.5  # 4 for N^-1/2
+
+
+def test_narrow_kernels_approach_rauch_tung_striebel():
+    m = model(2)
+    y = simulate(m, 5)
+    want, near, wide = rauch_tung_striebel(m, y), two_filters(m, y, 0.05, 0.05), two_filters(m, y, 0.1, 0.3)
+    assert (near.means - want.means).abs().max() < 0.02 < (wide.means - want.means).abs().max()
+
+
+def test_union_finds_the_smoothed_mean():
+    """Its particles lack the kernels of q, so only the centre is compared, and loosely."""
+    (mean, _), (want, _) = run_linear(1, 400, 50, proposal="union")
+    within(mean, want, bias=0.05)
+
+
+# ---- Weights and gradients ----------------------------------------------------------------------------------------------
+
+
+def mixture_log_prob(x, mixture, t):
+    """Float64 by hand: x (B, M, 3), components of time t."""
+    delta = x.double().unsqueeze(2) - mixture.means[:, t].double().unsqueeze(1)
+    sigma, kappa = mixture.bandwidths.double()[:2], mixture.bandwidths.double()[2] ** -2
+    kernel = (-0.5 * (delta[..., :2] / sigma) ** 2 - sigma.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
+    kernel = kernel + kappa * delta[..., 2].cos() - kappa - torch.special.i0e(kappa).log() - math.log(2 * math.pi)
+    return torch.logsumexp(mixture.log_weights[:, t].double().unsqueeze(1) + kernel, -1)
+
+
+@pytest.mark.parametrize("options", [{}, {"proposal": "union"}, {"n_particles": 9, "mixing": 0.3}, {"n_particles": 5}])
+def test_weights_are_l_over_q(options):
+    s, data = pose_smoother(**options), smoother_data()
+    share = {9: 3 / 9, 5: 3 / 5, 14: 0.5}[s.n_particles]
+    beliefs = s(**data)
+    for t in range(6):
+        x = beliefs.smoothed.means[:, t]
+        log_f, log_b = (mixture_log_prob(x, f.predicted, t) for f in (beliefs.forward, beliefs.backward))
+        log_q = torch.logaddexp(log_f + math.log(share), log_b + math.log1p(-share))
+        log_l = s.likelihood(x, 0.5 * data["observations"][:, t], log_f.float(), log_b.float()).double()
+        want = torch.log_softmax(log_l - log_q, -1)
+        torch.testing.assert_close(beliefs.smoothed.log_weights[:, t].double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_what_gradients_flow_through():
+    s, data = pose_smoother(), smoother_data()
+    beliefs = s(**data)
+    assert not beliefs.smoothed.means.requires_grad
+    loss = -beliefs.smoothed.log_prob(data["observations"]).mean()
+    loss.backward()
+    for name, p in s.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all() and (p.grad != 0).any(), name
+    union = pose_smoother(proposal="union")
+    assert union(**data).smoothed.means.requires_grad
+
+    def weights():
+        """The same weights by hand, q a constant."""
+        x = beliefs.smoothed.means
+        parts = [mixture_log_prob(x[:, 2], f.predicted, 2) for f in (beliefs.forward, beliefs.backward)]
+        log_q = torch.logaddexp(*parts).detach()
+        observation = 0.5 * data["observations"][:, 2]
+        log_l = Distance.forward(s.likelihood, x[:, 2], observation).double() + 0.5 * (parts[0] + parts[1]).clamp(min=-30)
+        return torch.log_softmax(log_l - log_q, -1)
+
+    beliefs = s(**data)
+    g = torch.randn(4, 14, generator=torch.Generator().manual_seed(0))
+    wrt = list(s.forward_filter.parameters()) + list(s.backward_filter.parameters()) + [s.likelihood.scale]
+    want = torch.autograd.grad((weights() * g).sum(), wrt, retain_graph=True)
+    got = torch.autograd.grad((beliefs.smoothed.log_weights[:, 2] * g).sum(), wrt)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+# ---- Sequences ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proposal", ["mixture", "union"])
+def test_a_padded_batch_is_its_sequences_alone(proposal):
+    s, data = pose_smoother(proposal=proposal), smoother_data()
+    lengths = torch.tensor([6, 3, 1, 5])
+    observed = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) < 0.6
+    hidden = ~(observed & (torch.arange(6) < lengths[:, None]))
+    data["observations"][hidden] = math.nan
+    data["actions"][torch.arange(6) >= lengths[:, None]] = math.nan
+    together = s(**data, lengths=lengths, observed=observed)
+    for b, n in enumerate(lengths.tolist()):
+        row = {k: v[b : b + 1] if k in ("initial", "final", "seed") else v[b : b + 1, :n] for k, v in data.items()}
+        alone = s(**row, observed=observed[b : b + 1, :n])
+        assert_same([t[b : b + 1, :n] for t in smoothed_tensors(together)], list(smoothed_tensors(alone)))
+    assert all(t.isfinite().all() for t in smoothed_tensors(together)) and not together.collapsed.any()
+    loss = together.smoothed.log_prob(torch.zeros(4, 6, 3)).sum()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(s.parameters())))
+
+
+def test_ends_are_the_particles_that_were_given():
+    s, data = pose_smoother(), smoother_data()
+    lengths = torch.tensor([6, 3, 1, 5])
+    beliefs = s(**data, lengths=lengths)
+    rows = torch.arange(4)
+    torch.testing.assert_close(beliefs.forward.predicted.means[:, 0], POSE.wrap(data["initial"]))
+    torch.testing.assert_close(beliefs.backward.predicted.means[rows, lengths - 1], POSE.wrap(data["final"]))
+
+
+def test_unobserved_steps_have_a_code_of_zeros():
+    class Spy(Agreement):
+        def forward(self, particles, observation, log_forward, log_backward):
+            self.seen = observation
+            return super().forward(particles, observation, log_forward, log_backward)
+
+        def encode(self, observations):
+            return 0.5 * observations + 1
+
+    s, data = pose_smoother(), smoother_data()
+    s.likelihood = Spy()
+    observed = torch.ones(4, 6, dtype=torch.bool)
+    observed[1, 2] = False
+    data["observations"][1, 2] = math.nan
+    beliefs = s(**data, observed=observed)
+    assert (s.likelihood.seen.view(4, 6, 3)[1, 2] == 0).all()
+    assert (s.likelihood.seen.view(4, 6, 3)[observed] != 0).all()
+    assert beliefs.smoothed.log_weights.isfinite().all()
+
+
+def test_stages():
+    s, data = pose_smoother(), smoother_data()
+    want = s(**data)
+    assert s.likelihood.encoded == 1
+    forward, backward = s.filter(**data)
+    assert_same([*tensors(forward), *tensors(backward)], [*tensors(want.forward), *tensors(want.backward)])
+    assert s.likelihood.encoded == 1
+    with torch.no_grad():
+        beliefs = s.filter(**data)
+    got = s.smooth(*beliefs, data["observations"], seed=data["seed"])
+    assert_same(smoothed_tensors(got), smoothed_tensors(want))
+    got.smoothed.log_prob(data["observations"]).mean().backward()
+    assert s.likelihood.scale.grad is not None and s.forward_filter.dynamics.rate.grad is None
+    other = pose_smoother(posterior_bandwidth=2.0)
+    other.load_state_dict(s.state_dict())
+    assert_same(smoothed_tensors(other(**data)), smoothed_tensors(want))
+    assert_same(smoothed_tensors(copy.deepcopy(s)(**data)), smoothed_tensors(want))
+    data["seed"] = torch.tensor(3)
+    want = s(**data)
+    got = s.smooth(*s.filter(**data), data["observations"], seed=data["seed"])
+    assert_same(smoothed_tensors(got), smoothed_tensors(want))
+
+
+def test_collapse_is_seen():
+    class Dead(Agreement):
+        def forward(self, particles, observation, log_forward, log_backward):
+            log_l = super().forward(particles, observation, log_forward, log_backward)
+            return torch.where(observation[:, :1] == 50, -math.inf, log_l)
+
+    s, data = pose_smoother(), smoother_data()
+    s.likelihood = Dead()
+    data["observations"][2, 3, 0] = 100
+    data["observations"][1, 5, 0] = 100
+    collapsed = torch.zeros(4, 6, dtype=torch.bool)
+    collapsed[2, 3] = True
+    beliefs = s(**data, lengths=torch.tensor([6, 5, 6, 6]))
+    assert torch.equal(beliefs.collapsed, collapsed)
+    torch.testing.assert_close(beliefs.smoothed.log_weights[2, 3], torch.full((14,), -math.log(14)))
+
+
+def test_different_numbers_of_particles():
+    s = mdps.MixtureDensityParticleSmoother(pose_filter(7), pose_filter(4, reverse=True), Agreement())
+    data = smoother_data()
+    data["final"] = data["final"][:, :4]
+    assert s(**data).smoothed.means.shape == (4, 6, 11, 3)
+    assert pose_smoother(n_particles=3)(**smoother_data()).smoothed.log_weights.shape == (4, 6, 3)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="reverse=False and a backward_filter with reverse=True"):
+        mdps.MixtureDensityParticleSmoother(pose_filter(), pose_filter(), Agreement())
+    other = mdps.MixtureDensityParticleFilter(names(3), nn.Identity(), nn.Identity(), 7, reverse=True)
+    with pytest.raises(ValueError, match="backward_filter: expected StateSpace"):
+        mdps.MixtureDensityParticleSmoother(pose_filter(), other, Agreement())
+    for options, words in (
+        ({"proposal": "product"}, "proposal: expected 'mixture' or 'union', got 'product'"),
+        ({"proposal": "union", "n_particles": 13}, "n_particles: expected 14, the particles of both filters, got 13"),
+        ({"n_particles": 1}, "n_particles: expected at least 2, got 1"),
+        ({"mixing": 1.0}, "mixing: expected a number between 0 and 1, got 1.0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            pose_smoother(**options)
+    s, data = pose_smoother(), smoother_data()
+    with pytest.raises(ValueError, match=r"final: expected shape \(B, N, D\)"):
+        s(**(data | {"final": data["final"][:, :5]}))
+    with pytest.raises(ValueError, match=r"observations: expected shape .* \(4, 6\), that of the beliefs"):
+        s.smooth(*s.filter(**data), data["observations"][:, :5])
+    s.likelihood.forward = lambda particles, *_: particles
+    with pytest.raises(ValueError, match=r"likelihood: expected to return shape \(24, 14\), got \(24, 14, 3\)"):
+        s(**data)
