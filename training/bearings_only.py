@@ -281,9 +281,9 @@ def table(results: dict[str, dict[str, float]]) -> str:
         limit = f"{nll:8.2f}" + ("" if error is None else f"   {error:12.2f}")
         lines.append(f"{NAMES[name]:16s}{ours}  {limit}")
     lines.append(
-        "Errors are those of the mean, averaged over all steps. True model: 300,000 particles on the true augmented state (pose,"
+        "Errors are those of the mean. True model: 300,000 particles on the true augmented state (pose, waypoint, speed), start"
     )
-    lines.append("waypoint, speed), start known; in the backward filter's row: a filter that does not know the start.")
+    lines.append("known; in the backward filter's row: a filter that does not know the start.")
     return "\n".join(lines)
 
 
