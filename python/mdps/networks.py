@@ -25,7 +25,7 @@ class ParticleNetwork(nn.Module):
     """A multilayer perceptron, the same for every particle, whose second part takes further inputs.
 
     y = second(concatenate(first(x), extra, condition)): `extra` belongs to a particle, `condition` to a sequence. ReLU follows
-    each layer but the last of `second`, and the last of `first` where `first_ends_in_relu`.
+    each layer but the last of `second`, which a sigmoid follows, and the last of `first` where `first_ends_in_relu`.
 
     Args:
         n_inputs: C, entries of x.
@@ -48,8 +48,8 @@ class ParticleNetwork(nn.Module):
         first_ends_in_relu: bool = True,
     ) -> None:
         super().__init__()
-        self.first = _perceptron(n_inputs, first, first_ends_in_relu)
-        self.second = _perceptron(first[-1] + n_extra + n_condition, second, False)
+        self.first = _perceptron(n_inputs, first, nn.ReLU() if first_ends_in_relu else None)
+        self.second = _perceptron(first[-1] + n_extra + n_condition, second, nn.Sigmoid())
         joined = ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
         self._layers = ops.layers_of(self.first) + joined
 
@@ -58,7 +58,7 @@ class ParticleNetwork(nn.Module):
         return ops.flatten_parameters(self.first, self.second)
 
     def forward(self, x: Tensor, weights: Tensor, *, extra: Tensor | None = None, condition: Tensor | None = None) -> Tensor:
-        """x (B, N, C), weights (P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs)."""
+        """x (B, N, C), weights (P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs), in [0, 1]."""
         return ops.small_network(x, weights, self._layers, extra=extra, condition=condition)
 
 
@@ -67,7 +67,7 @@ class ObservationEncoder(nn.Module):
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.layers = _perceptron(2, (width,) * 3, True)
+        self.layers = _perceptron(2, (width,) * 3, nn.ReLU())
 
     def forward(self, observations: Tensor) -> Tensor:
         return self.layers(torch.stack([observations.sin(), observations.cos()], -1))
@@ -76,8 +76,8 @@ class ObservationEncoder(nn.Module):
 class ResidualDynamics(nn.Module):
     """Moves poses (x, y, heading) by a learned, bounded random residual that depends on the heading alone.
 
-    (x, y, sin, cos) + scale * tanh(network(sin, cos, noise) / 2), then heading = atan2. Not seeing the position makes the
-    motion the same everywhere.
+    (x, y, sin, cos) + scale * (2 network(sin, cos, noise) - 1), then heading = atan2. Not seeing the position makes the motion
+    the same everywhere.
 
     Args:
         scale: the largest change of x, y (units of the state), sin and cos in one step.
@@ -89,21 +89,23 @@ class ResidualDynamics(nn.Module):
         super().__init__()
         self.noise_size = noise_size
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
+        last = self.network.second[-2]
         with torch.no_grad():  # begin near standing still: at torch's own size particles would leave the arena at once
-            self.network.second[-1].weight.mul_(0.1)
-            self.network.second[-1].bias.zero_()
+            last.weight.mul_(0.1)
+            last.bias.zero_()
         self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        weights = self.network.flat_weights()
+        weights, low, span = self.network.flat_weights(), -self.scale, 2 * self.scale
 
         def move(particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-            features = pose_features(particles)
-            step = self.network(features[..., 2:], weights, extra=noise)
-            moved = torch.addcmul(features, torch.tanh(0.5 * step), self.scale)
-            heading = torch.atan2(moved[..., 2:3], moved[..., 3:])
-            return torch.cat([moved[..., :2], heading], -1)
+            position, heading = particles.split((2, 1), -1)
+            direction = torch.cat([heading.sin(), heading.cos()], -1)
+            step = torch.addcmul(low, self.network(direction, weights, extra=noise), span)
+            shift, turn = step.split((2, 2), -1)
+            sine, cosine = (direction + turn).split(1, -1)
+            return torch.cat([position + shift, torch.atan2(sine, cosine)], -1)
 
         return move
 
@@ -174,19 +176,17 @@ class PoseSmootherLikelihood(nn.Module):
 
 def pose_features(poses: Tensor) -> Tensor:
     """(x, y, heading) -> (x, y, sin heading, cos heading), over the last dimension."""
-    heading = poses[..., 2:]
-    return torch.cat([poses[..., :2], heading.sin(), heading.cos()], -1)
+    position, heading = poses.split((2, 1), -1)
+    return torch.cat([position, heading.sin(), heading.cos()], -1)
 
 
-def bounded_log_weight(logit: Tensor, minimum: float = MINIMUM_WEIGHT) -> Tensor:
-    """log[minimum + (1 - minimum) sigmoid(logit)], without cancellation or underflow."""
-    return torch.log(torch.sigmoid(logit) * (1 - minimum) + minimum)
+def bounded_log_weight(share: Tensor, minimum: float = MINIMUM_WEIGHT) -> Tensor:
+    """log[minimum + (1 - minimum) share] of a sigmoid's value, 0 to 1: never below log minimum, with a finite gradient."""
+    return torch.log(share * (1 - minimum) + minimum)
 
 
-def _perceptron(n_inputs: int, widths: Sequence[int], ends_in_relu: bool) -> nn.Sequential:
+def _perceptron(n_inputs: int, widths: Sequence[int], last: nn.Module | None) -> nn.Sequential:
     modules: list[nn.Module] = []
     for i, width in enumerate(widths):
-        modules.append(nn.Linear(n_inputs if i == 0 else widths[i - 1], width))
-        if ends_in_relu or i < len(widths) - 1:
-            modules.append(nn.ReLU())
-    return nn.Sequential(*modules)
+        modules += [nn.Linear(n_inputs if i == 0 else widths[i - 1], width), nn.ReLU()]
+    return nn.Sequential(*modules[:-1], *([] if last is None else [last]))
