@@ -38,35 +38,43 @@ INLINE bool FN(any_beyond)(const REAL *x, int64_t n, bool negative_too) {
     return beyond;
 }
 
-/* Scales, norm and centre of a row; whether some scaled coordinate is beyond what REAL holds well. */
+/* What depends on the bandwidths alone. */
+INLINE void FN(prepare_kernel)(const MixtureLogProb *p, int64_t b, MixtureRow *row) {
+    const REAL *bandwidths = (const REAL *)p->bandwidths + b * p->bandwidth_stride;
+    row->log_norm = 0;
+    for (int g = 0; g < p->G; g++) {
+        row->scale[g] = sqrt(0.5 * LOG2E) / bandwidths[g];
+        row->log_norm -= log(bandwidths[g]) + 0.5 * log(2 * PI);
+    }
+    for (int g = p->G; g < p->G + p->A; g++) {
+        double kappa = 1 / ((double)bandwidths[g] * bandwidths[g]);
+        row->scale[g] = sqrt(2 * LOG2E * kappa);
+        row->log_norm -= log(2 * PI) + log_i0_scaled(kappa);
+    }
+}
+
+/* Centre and top of a row; whether it is computed exactly: some scaled coordinate is beyond what REAL holds well, or not finite. */
 INLINE void FN(prepare_row)(const MixtureLogProb *p, int64_t b, MixtureRow *row) {
     const int D = p->G + p->A;
-    const REAL *bandwidths = (const REAL *)p->bandwidths + b * p->bandwidth_stride, *weights = (const REAL *)p->log_weights + b * p->N;
     const REAL *means = (const REAL *)p->means + b * p->N * D, *x = (const REAL *)p->x + b * p->M * D;
+    const REAL *weights = (const REAL *)p->log_weights + b * p->N;
     double most = 0;
     REAL top = -INFINITY;
-    row->log_norm = 0;
     for (int g = 0; g < p->G; g++) {
         REAL low = INFINITY, high = -INFINITY;
         for (int64_t j = 0; j < p->N; j++) {
             low = means[j * D + g] < low ? means[j * D + g] : low;
             high = means[j * D + g] > high ? means[j * D + g] : high;
         }
-        row->scale[g] = sqrt(0.5 * LOG2E) / bandwidths[g];
         row->centre[g] = p->N ? 0.5 * ((double)low + (double)high) : 0;
         REAL reach = FN(reach)(x, p->M, D, g, (REAL)row->centre[g]);
-        most = fmax(most, fmax((double)reach, (double)high - row->centre[g]) * row->scale[g]);
-        row->log_norm -= log(bandwidths[g]) + 0.5 * log(2 * PI);
+        double farthest = reach > high - row->centre[g] ? reach : high - row->centre[g];
+        most = most > farthest * row->scale[g] ? most : farthest * row->scale[g];
     }
-    for (int g = p->G; g < D; g++) {
-        double kappa = 1 / ((double)bandwidths[g] * bandwidths[g]);
-        row->scale[g] = sqrt(2 * LOG2E * kappa);
-        row->log_norm -= log(2 * PI) + log_i0_scaled(kappa);
-        most = fmax(most, row->scale[g]);
-    }
+    for (int g = p->G; g < D; g++) most = most > row->scale[g] ? most : row->scale[g];
     for (int64_t j = 0; j < p->N; j++) top = weights[j] > top ? weights[j] : top;
     row->top = top;
-    row->exactly = p->M < MIXTURE_FEW_QUERIES || most > (IS_DOUBLE ? 0x1p40 : 1024) || FN(any_beyond)(x, p->M * D, true) ||
+    row->exactly = most > (IS_DOUBLE ? 0x1p40 : 1024) || FN(any_beyond)(x, p->M * D, true) ||
                    FN(any_beyond)(means, p->N * D, true) || FN(any_beyond)(weights, p->N, false);
 }
 
@@ -98,8 +106,13 @@ INLINE void FN(prepare_components)(const MixtureLogProb *p, int64_t b, const Mix
 CLONES void FN(mixture_prepare)(int64_t begin, int64_t end, void *parameters) {
     const MixtureLogProb *p = parameters;
     for (int64_t b = begin; b < end; b++) {
-        FN(prepare_row)(p, b, p->rows + b);
-        if (!p->rows[b].exactly) FN(prepare_components)(p, b, p->rows + b);
+        MixtureRow *row = p->rows + b;
+        if (b == begin || p->bandwidth_stride) FN(prepare_kernel)(p, b, row);
+        else *row = p->rows[b - 1];
+        row->exactly = p->M < MIXTURE_FEW_QUERIES;
+        if (row->exactly) continue;
+        FN(prepare_row)(p, b, row);
+        if (!row->exactly) FN(prepare_components)(p, b, row);
     }
 }
 
@@ -114,10 +127,10 @@ INLINE void FN(sum_tile)(const REAL *q, const REAL *components, int64_t N, int64
     memcpy(sum, s, sizeof s);
 }
 
-INLINE void FN(exact_query)(const MixtureLogProb *p, int64_t b, int64_t i) {
+INLINE void FN(exact_query)(const MixtureLogProb *p, int64_t b, int64_t i, int G, int A) {
     FN(Block) block;
     double top, sum;
-    FN(exact_sum)(p, b, (const REAL *)p->x + (b * p->M + i) * (p->G + p->A), &block, &top, &sum);
+    FN(exact_sum)(p, b, (const REAL *)p->x + (b * p->M + i) * (G + A), G, A, &block, &top, &sum);
     ((REAL *)p->log_prob)[b * p->M + i] = (REAL)((top + log2(sum)) * LN2 + p->rows[b].log_norm);
     ((REAL *)p->log2_sum)[b * p->M + i] = INFINITY;
 }
@@ -139,7 +152,7 @@ INLINE void FN(tiles)(const MixtureLogProb *p, int64_t begin, int64_t end, int G
             for (int l = 0; l < n; l++) log2_sum[l] = q[l], log_prob[l] = q[l] * (REAL)LN2 + offset;
         }
         for (int64_t l = 0; l < n && !all_enough; l++)
-            if (row->exactly || !(sum[l] > enough)) FN(exact_query)(p, b, i0 + l);
+            if (row->exactly || !(sum[l] > enough)) FN(exact_query)(p, b, i0 + l, G, A);
     }
 }
 

@@ -191,33 +191,33 @@ INLINE void FN(super_tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int64
 }
 
 /* One query in double, its sum computed again. */
-static CLONES void FN(exact_query_backward)(const MixtureLogProb *p, int64_t b, int64_t i, FN(Sums) out) {
-    const int D = p->G + p->A;
+INLINE void FN(exact_query_backward)(const MixtureLogProb *p, int64_t b, int64_t i, int G, int A, FN(Sums) out) {
+    const int D = G + A;
     const int64_t stride = mixture_padded(p->N);
     const REAL *x = (const REAL *)p->x + (b * p->M + i) * D;
     double grad = ((const REAL *)p->grad)[b * p->M + i], top, sum, at_x[MIXTURE_MAX_D] = {0};
     FN(Block) k;
-    FN(exact_sum)(p, b, x, &k, &top, &sum);
+    FN(exact_sum)(p, b, x, G, A, &k, &top, &sum);
     bool dead = top == -INFINITY && sum == 0;
     for (int64_t j0 = 0; j0 < p->N && !dead; j0 += MIXTURE_BLOCK) {
         int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;
-        FN(exact_block)(p, b, x, j0, n, &k);
+        if (p->N > MIXTURE_BLOCK) FN(exact_block)(p, b, x, j0, n, G, A, &k); /* else exact_sum left it */
         for (int64_t l = 0; l < n; l++) {
             k.a[l] = grad / sum * exp2_real_f64(k.a[l] - top);
             out.weights[j0 + l] += k.a[l];
         }
         for (int g = 0; g < D; g++) {
-            double *means = out.means + g * stride + j0, squares = 0, to_x = 0, r = p->rows[b].scale[g];
-            double unit = g < p->G ? r / sqrt(0.5 * LOG2E) : r * r / LOG2E;
+            double *means = out.means + g * stride + j0, *d = k.d[g], squares = 0, to_x = 0, r = p->rows[b].scale[g];
+            double unit = g < G ? r / sqrt(0.5 * LOG2E) : r * r / LOG2E;
 #pragma omp simd reduction(+ : squares, to_x)
             for (int64_t l = 0; l < n; l++) {
-                double d = k.d[g][l], slope = g < p->G ? d : d * sqrt(fmax(1 - d * d, 0));
-                means[l] += k.a[l] * unit * slope;
-                to_x += k.a[l] * unit * slope;
-                squares += k.a[l] * d * d;
+                double square = 1 - d[l] * d[l], slope = k.a[l] * unit * (g < G ? d[l] : d[l] * sqrt(square < 0 ? 0 : square));
+                squares += k.a[l] * d[l] * d[l];
+                to_x += slope;
+                means[l] += slope;
             }
             at_x[g] -= to_x;
-            out.bandwidths[g] += g < p->G ? squares : 2 * squares;
+            out.bandwidths[g] += g < G ? squares : 2 * squares;
         }
     }
     out.bandwidths[D] += dead ? 0 : sum == sum ? grad : sum;
@@ -234,7 +234,7 @@ INLINE void FN(chunks)(const MixtureLogProb *p, int64_t begin, int64_t end, int 
         for (int64_t i0 = first; i0 < last && !p->rows[b].exactly; i0 += SUPER * MIXTURE_TILE)
             FN(super_tile)(p, b, i0, last - i0 < SUPER * MIXTURE_TILE ? last - i0 : SUPER * MIXTURE_TILE, G, A, out);
         for (int64_t i = first; i < last; i++)
-            if (((const REAL *)p->log2_sum)[b * p->M + i] == INFINITY) FN(exact_query_backward)(p, b, i, out);
+            if (((const REAL *)p->log2_sum)[b * p->M + i] == INFINITY) FN(exact_query_backward)(p, b, i, G, A, out);
     }
 }
 
@@ -264,25 +264,27 @@ void FN(mixture_backward_reduce)(int64_t begin, int64_t end, void *parameters) {
     }
 }
 
+/* d / d beta of a row from its sums. */
+static double FN(bandwidth_gradient)(const MixtureLogProb *p, int d, double beta, double squares, double total) {
+    if (d < p->G) return (squares - total) / beta;
+    return 2 / (beta * beta * beta) * (squares - one_minus_bessel_ratio(1 / (beta * beta)) * total);
+}
+
 void FN(mixture_backward_share)(int64_t begin, int64_t end, void *parameters) {
     const MixtureLogProb *p = parameters;
     const int D = p->G + p->A;
+    const REAL *bandwidths = p->bandwidths;
     REAL *grad = p->grad_bandwidths;
     (void)begin, (void)end;
     for (int d = 0; d < D; d++) {
-        double shared = 0;
+        double squares = 0, total = 0;
         for (int64_t b = 0; b < p->B; b++) {
-            double beta = ((const REAL *)p->bandwidths)[b * p->bandwidth_stride + d], g = 0;
-            if (mixture_chunks(p)) {
-                FN(Sums) s = FN(sums_of)(p, b, 0);
-                double narrow = d < p->G ? 1 : one_minus_bessel_ratio(1 / (beta * beta));
-                g = d < p->G ? (s.bandwidths[d] - s.bandwidths[D]) / beta
-                             : 2 / (beta * beta * beta) * (s.bandwidths[d] - narrow * s.bandwidths[D]);
-            }
-            shared += g;
-            if (p->bandwidth_stride) grad[b * D + d] = (REAL)g;
+            FN(Sums) s = FN(sums_of)(p, b, 0);
+            double more = mixture_chunks(p) ? s.bandwidths[d] : 0, more_total = mixture_chunks(p) ? s.bandwidths[D] : 0;
+            if (p->bandwidth_stride) grad[b * D + d] = (REAL)FN(bandwidth_gradient)(p, d, bandwidths[b * D + d], more, more_total);
+            squares += more, total += more_total;
         }
-        if (!p->bandwidth_stride) grad[d] = (REAL)shared;
+        if (!p->bandwidth_stride) grad[d] = (REAL)FN(bandwidth_gradient)(p, d, bandwidths[d], squares, total);
     }
 }
 #endif

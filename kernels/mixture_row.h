@@ -68,19 +68,19 @@ typedef struct {
     double a[MIXTURE_BLOCK], d[MIXTURE_MAX_D][MIXTURE_BLOCK]; /* d: (x - mu) / beta, or sin((x - mu) / 2) */
 } FN(Block);
 
-INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const REAL *x, int64_t j0, int64_t n, FN(Block) *k) {
-    const int D = p->G + p->A;
+INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const REAL *x, int64_t j0, int64_t n, int G, int A, FN(Block) *k) {
+    const int D = G + A;
     const REAL *means = (const REAL *)p->means + (b * p->N + j0) * D, *weights = (const REAL *)p->log_weights + b * p->N + j0;
     const MixtureRow *row = p->rows + b;
     for (int64_t l = 0; l < n; l++) k->a[l] = weights[l] * LOG2E;
-    for (int g = 0; g < p->G; g++) {
+    for (int g = 0; g < G; g++) {
         double at = x[g], inverse = row->scale[g] / sqrt(0.5 * LOG2E), *d = k->d[g];
         for (int64_t l = 0; l < n; l++) {
             d[l] = (at - means[l * D + g]) * inverse;
             k->a[l] -= 0.5 * LOG2E * d[l] * d[l];
         }
     }
-    for (int g = p->G; g < D; g++) {
+    for (int g = G; g < D; g++) {
         double at = x[g], square = row->scale[g] * row->scale[g], *d = k->d[g];
         for (int64_t l = 0; l < n; l++) {
             double u = turns_f64(at - means[l * D + g]);
@@ -91,11 +91,11 @@ INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const REAL *x, i
 }
 
 /* log2 of the query's sum as top + log2(sum): blocks of components, each relative to the largest exponent so far. */
-INLINE void FN(exact_sum)(const MixtureLogProb *p, int64_t b, const REAL *x, FN(Block) *k, double *top, double *sum) {
+INLINE void FN(exact_sum)(const MixtureLogProb *p, int64_t b, const REAL *x, int G, int A, FN(Block) *k, double *top, double *sum) {
     double m = -INFINITY, s = 0, probe = 0;
     for (int64_t j0 = 0; j0 < p->N; j0 += MIXTURE_BLOCK) {
         int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;
-        FN(exact_block)(p, b, x, j0, n, k);
+        FN(exact_block)(p, b, x, j0, n, G, A, k);
         double largest = m, part = 0;
 #pragma omp simd reduction(max : largest) reduction(+ : probe)
         for (int64_t l = 0; l < n; l++) {

@@ -12,8 +12,12 @@ def reals(names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
     first = tensors[0]
     if isinstance(first, Tensor):
         dtype, device = first.dtype, first.device
-        if dtype in _REAL and all(isinstance(t, Tensor) and t.dtype is dtype and t.device == device for t in tensors):
-            return tensors
+        if dtype in _REAL:
+            for t in tensors[1:]:  # not all(...), whose generator costs 0.4 us
+                if not isinstance(t, Tensor) or t.dtype is not dtype or t.device != device:
+                    break
+            else:
+                return tensors
     for name, t in zip(names, tensors):
         if not isinstance(t, Tensor):
             raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")

@@ -1,0 +1,19 @@
+/* Schema and registration of philox_normal. Contract: kernels/philox_normal.h. */
+#include "philox_normal.h"
+
+#include "seed.h"
+
+static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
+    (void)n_args, (void)n_results;
+    Call call = {.op = "philox_normal"};
+    PhiloxDraw p = {.n = take_int(stack[2])};
+    Tensor seed = take_seed(&call, stack[0], stack[3], &p.seed);
+    p.B = take_rows(&call, &seed, stack[1]);
+    expect(&call, p.n >= 0, "n: expected a number >= 0, got %lld", (long long)p.n);
+    Tensor like = real_like(&seed, take_int(stack[4]) != 0);
+    Tensor out = new_tensor(&call, &like, 2, (int64_t[]){p.B, p.n});
+    p.out = out.data;
+    run(&call, &like, philox_normal_f32, philox_normal_f64, &p, p.B * ((p.n + PHILOX_TILE - 1) / PHILOX_TILE), 16);
+    finish(&call, stack, 1, (Tensor[]){out});
+}
+OPERATOR(philox_normal, "philox_normal(Tensor seed, SymInt rows, SymInt n, int stream, int is_double) -> Tensor", forward)

@@ -1,0 +1,150 @@
+/* Uniform, normal and von Mises deviates from Philox words, in tiles, for float or double (REAL, FN: for_each_real.h).
+ * No include guard: a file includes it once for each REAL. Include real_math.h first.
+ *
+ * Uniform: float32 takes the upper 24 bits of a word, four numbers a block; float64 takes 53 bits of two words, two a block.
+ *
+ * Normal: Box & Muller 1958. (r cos a, r sin a) with r = sqrt(-2 ln u), a = 2 pi v. u has 31 bits (float32: r up to 6.6) or
+ * 53 (float64: 8.6) around the middle of each step, so it is never 0; float32 takes two pairs from a block, float64 one.
+ *
+ * Von Mises with mean 0 and concentration k: rejection from a wrapped Cauchy (Best & Fisher 1979), in a form that cancels
+ * nothing. With S = sin^2(theta / 2) the target is exp(k cos theta) = e^k exp(-2 k S). The proposal tan(theta / 2) =
+ * t tan(pi v), v uniform in (-1/2, 1/2), has density proportional to 1 / (t^2 + (1 - t^2) S). Let t^2 = K / (k + K) for some
+ * K > 0: it becomes 1 / (K + k S), and target / proposal ~ (K + k S) exp(-2 k S) ~ y exp(-y), y = 2 k S + 2 K, whose maximum
+ * is at y = 1. So accept with probability y exp(1 - y), exact for every K. Best and Fisher's optimum is K = (1 + 1 / (q + 2 k)) / 4
+ * with q = sqrt(1 + 4 k^2): from 1/2 at k = 0 (every proposal is accepted, theta = 2 pi v is uniform) to 1/4 at k = infinity
+ * (t^2 ~ 1 / (4 k), acceptance 0.658). Everything is a sum or product of positive terms, hence accurate to rounding for every k.
+ * Attempt a of element i is block i of the row with a in counter 1; the rejected ones are gathered and try again. After 64
+ * attempts the last proposal stands (probability below 0.343^64 < 1e-29). float32 takes the first word of each of float64's
+ * two pairs, so both types draw the same deviates to rounding.
+ */
+#ifndef MDPS_DRAW_H
+#define MDPS_DRAW_H
+enum { DRAW_TILE = 256, MAX_ATTEMPTS = 64, LANES = 16 };
+#endif
+
+/* In (0, 1), from the word (and, double, the next one). The signed conversions are those that every x86-64 has. */
+INLINE REAL FN(open_unit)(uint32_t high, uint32_t low) {
+    if (!IS_DOUBLE) return ((REAL)(int32_t)(high >> 1) + (REAL)0.5) * (REAL)0x1p-31;
+    return (REAL)(int32_t)(high >> 1) * (REAL)0x1p-31 + ((REAL)(int32_t)(low >> 10) + (REAL)0.5) * (REAL)0x1p-53;
+}
+/* In (-1/2, 1/2); float32 may round to an end. */
+INLINE REAL FN(centred_unit)(uint32_t high, uint32_t low) {
+    if (!IS_DOUBLE) return ((REAL)(int32_t)high + (REAL)0.5) * (REAL)0x1p-32;
+    return (REAL)(int32_t)high * (REAL)0x1p-32 + ((REAL)(int32_t)(low >> 11) + (REAL)0.5) * (REAL)0x1p-53;
+}
+/* In [0, 1), a multiple of 2^-24 or 2^-53. */
+INLINE REAL FN(unit)(uint32_t high, uint32_t low) {
+    if (!IS_DOUBLE) return (REAL)(int32_t)(high >> 8) * (REAL)0x1p-24;
+    return ((REAL)(int32_t)(high ^ 0x80000000u) * (REAL)0x1p-32 + (REAL)0.5) + (REAL)(int32_t)(low >> 11) * (REAL)0x1p-53;
+}
+
+/* Numbers [first, first + n) of a row; first and n are multiples of 4. */
+INLINE void FN(draw_uniform)(Source s, int64_t first, int64_t n, REAL *out) {
+    const int per_block = IS_DOUBLE ? 2 : 4;
+    for (int64_t i = 0; i < n / per_block; i++) {
+        Words r = words_of_block(s, KIND_UNIFORM, first / per_block + i);
+        if (IS_DOUBLE) {
+            out[2 * i] = FN(unit)(r.x, r.y);
+            out[2 * i + 1] = FN(unit)(r.z, r.w);
+        } else {
+            out[4 * i] = FN(unit)(r.x, 0);
+            out[4 * i + 1] = FN(unit)(r.y, 0);
+            out[4 * i + 2] = FN(unit)(r.z, 0);
+            out[4 * i + 3] = FN(unit)(r.w, 0);
+        }
+    }
+}
+
+INLINE void FN(box_muller)(REAL u, REAL v, REAL *a, REAL *b) {
+    REAL radius = sqrt((REAL)(-2 * LN2) * FN(log2)(u)), square = v * v;
+    REAL sine = v * FN(sinpi_over)(square), cosine = FN(cospi_poly)(square); /* of half the angle */
+    *a = radius * (1 - 2 * sine * sine);
+    *b = radius * (2 * sine * cosine);
+}
+
+INLINE void FN(draw_normal)(Source s, int64_t first, int64_t n, REAL *out) {
+    const int per_block = IS_DOUBLE ? 2 : 4;
+    for (int64_t i = 0; i < n / per_block; i++) {
+        Words r = words_of_block(s, KIND_NORMAL, first / per_block + i);
+        REAL a, b, c, d;
+        if (IS_DOUBLE) {
+            FN(box_muller)(FN(open_unit)(r.x, r.y), FN(centred_unit)(r.z, r.w), &a, &b);
+            out[2 * i] = a;
+            out[2 * i + 1] = b;
+        } else {
+            FN(box_muller)(FN(open_unit)(r.x, 0), FN(centred_unit)(r.y, 0), &a, &b);
+            FN(box_muller)(FN(open_unit)(r.z, 0), FN(centred_unit)(r.w, 0), &c, &d);
+            out[4 * i] = a;
+            out[4 * i + 1] = b;
+            out[4 * i + 2] = c;
+            out[4 * i + 3] = d;
+        }
+    }
+}
+
+/* atan(r) / r in v = r^2, 0 <= r <= 1: relative error 1.9e-8 (float), 3.3e-17 (double) before rounding. */
+INLINE REAL FN(atan_over)(REAL v) {
+    static const double f32[9] = {0.0027662835, -0.0157312491, 0.0421376236, -0.0745685483, 0.106183706,
+                                  -0.141977978, 0.19991872,    -0.333330367, 0.999999982};
+    static const double f64[20] = {
+        -1.9342347592892299e-5, 0.00021423810738603947, -0.0011252544302234645, 0.0037511384839651412, -0.0089910805426582607,
+        0.016719596063507389,   -0.025568623644371739,  0.033871267027006749,   -0.040811247503178852, 0.046687453048485287,
+        -0.052374234719188168,  0.058768281144872722,   -0.066657649106897223,  0.076921989974582942,  -0.09090899793217341,
+        0.11111110578002082,    -0.14285714266926734,   0.1999999999964796,     -0.33333333333330702,  0.99999999999999997};
+    REAL p = 0;
+    if (IS_DOUBLE) {
+#pragma GCC unroll 20
+        for (int i = 0; i < 20; i++) p = p * v + (REAL)f64[i];
+    } else {
+#pragma GCC unroll 9
+        for (int i = 0; i < 9; i++) p = p * v + (REAL)f32[i];
+    }
+    return p;
+}
+
+/* One attempt for n lanes, a multiple of LANES: the angle, and whether it is accepted. Concentrations are finite and >= 0. */
+INLINE void FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration, REAL *angle,
+                              int32_t *accepted) {
+    for (int i = 0; i < n; i++) {
+        Words r = words_at(s, KIND_VON_MISES, element[i], attempt);
+        REAL v = FN(centred_unit)(r.x, r.y), u = FN(open_unit)(r.z, r.w), k = concentration[i];
+        REAL K = (1 + 1 / (sqrt(1 + 4 * k * k) + 2 * k)) * (REAL)0.25, square = v * v;
+        REAL sine = sqrt(K / (k + K)) * v * FN(sinpi_over)(square), cosine = fabs(FN(cospi_poly)(square));
+        REAL S = sine * sine / (cosine * cosine + sine * sine), y = 2 * k * S + 2 * K;
+        REAL a = fabs(sine), low = a < cosine ? a : cosine, high = a < cosine ? cosine : a, ratio = low / high;
+        REAL half = ratio * FN(atan_over)(ratio * ratio);
+        half = a < cosine ? half : (REAL)(PI / 2) - half;
+        angle[i] = v < 0 ? -2 * half : 2 * half;
+        accepted[i] = u <= y * FN(exp2_real)((1 - y) * (REAL)LOG2E);
+    }
+}
+
+/* Elements [first, first + n) of a row, n <= DRAW_TILE, in [-pi, pi). Concentration: infinity gives 0, NaN and negative NaN;
+ * beyond 1e36 (float) or 1e300 (double), standard deviations below 1e-18 and 1e-150, it counts as that. */
+INLINE void FN(draw_von_mises)(Source s, int64_t first, int n, const REAL *concentration, REAL *out) {
+    const REAL most = IS_DOUBLE ? (REAL)1e300 : (REAL)1e36f;
+    REAL k[DRAW_TILE], angle[DRAW_TILE];
+    uint32_t element[DRAW_TILE];
+    int32_t accepted[DRAW_TILE], left = n;
+    for (int i = 0; i < n; i++) {
+        k[i] = concentration[i] > 0 ? concentration[i] < most ? concentration[i] : most : 0;
+        element[i] = (uint32_t)(first + i);
+    }
+    for (uint32_t attempt = 0; left > 0 && attempt < MAX_ATTEMPTS; attempt++) {
+        int full = (left + LANES - 1) / LANES * LANES, rejected = 0;
+        for (int i = left; i < full; i++) k[i] = 0, element[i] = 0;
+        FN(try_von_mises)(s, attempt, full, element, k, angle, accepted);
+        for (int i = 0; i < left; i++) {
+            out[element[i] - (uint32_t)first] = angle[i];
+            k[rejected] = k[i];
+            element[rejected] = element[i];
+            rejected += !accepted[i];
+        }
+        left = rejected;
+    }
+    for (int i = 0; i < n; i++) {
+        REAL a = FN(wrap)(out[i]);
+        a = concentration[i] == (REAL)INFINITY ? 0 : a;
+        out[i] = concentration[i] >= 0 ? a : (REAL)NAN;
+    }
+}
