@@ -15,7 +15,8 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     finish(&call, stack, 1, (Tensor[]){log_weights});
 }
 OPERATOR(iwsg_log_weights,
-         "iwsg_log_weights(Tensor samples, Tensor means, Tensor log_weights, Tensor bandwidths, int n_angular) -> Tensor", forward)
+         "iwsg_log_weights(Tensor samples, Tensor means, Tensor log_weights, Tensor bandwidths, int n_angular) -> Tensor",
+         forward)
 
 static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
@@ -34,6 +35,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     finish(&call, stack, 3, (Tensor[]){grads.means, grads.log_weights, grads.bandwidths});
 }
 OPERATOR(iwsg_log_weights_backward,
-         "iwsg_log_weights_backward(Tensor grad, Tensor samples, Tensor means, Tensor log_weights, Tensor bandwidths, int n_angular) "
+         "iwsg_log_weights_backward(Tensor grad, Tensor samples, Tensor means, Tensor log_weights, Tensor bandwidths, int "
+         "n_angular) "
          "-> (Tensor, Tensor, Tensor)",
          backward)

@@ -18,9 +18,16 @@ Mixture take_mixture(Call *call, const StableIValue *values, const Tensor *x) {
 
 MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m, StableIValue n_angular) {
     const int A = take_n_angular(call, n_angular, x->size[2]);
-    MixtureLogProb p = {.B = x->size[0], .M = x->size[1], .N = m->means.size[1], .G = (int)x->size[2] - A, .A = A,
-                        .bandwidth_stride = m->bandwidths.dim == 2 ? x->size[2] : 0, .x = x->data, .means = m->means.data,
-                        .log_weights = m->log_weights.data, .bandwidths = m->bandwidths.data};
+    MixtureLogProb p = {.B = x->size[0],
+                        .M = x->size[1],
+                        .N = m->means.size[1],
+                        .G = (int)x->size[2] - A,
+                        .A = A,
+                        .bandwidth_stride = m->bandwidths.dim == 2 ? x->size[2] : 0,
+                        .x = x->data,
+                        .means = m->means.data,
+                        .log_weights = m->log_weights.data,
+                        .bandwidths = m->bandwidths.data};
     if (!ok(call)) return p;
     int64_t bad = (x->is_double ? mixture_bad_bandwidth_f64 : mixture_bad_bandwidth_f32)(&p);
     expect(call, bad < 0, "bandwidths: expected positive finite numbers, got another one in row %lld", (long long)bad);

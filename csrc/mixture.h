@@ -14,6 +14,7 @@ Mixture take_mixture(Call *call, const StableIValue *values, const Tensor *x);
 MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *mixture, StableIValue n_angular);
 /* Fills p->log_prob and p->log2_sum. */
 void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p);
-/* From p->grad and p->log2_sum to new gradients of the mixture (and p->grad_x unless NULL); `prepared` after mixture_forward. */
+/* From p->grad and p->log2_sum to new gradients of the mixture (and p->grad_x unless NULL); `prepared` after mixture_forward.
+ */
 Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *mixture, MixtureLogProb *p, bool prepared);
 #endif

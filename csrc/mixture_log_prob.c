@@ -32,7 +32,8 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Mixture grads = mixture_backward(&call, &x, &mixture, &p, false);
     finish(&call, stack, 4, (Tensor[]){grad_x, grads.means, grads.log_weights, grads.bandwidths});
 }
-OPERATOR(mixture_log_prob_backward,
-         "mixture_log_prob_backward(Tensor grad, Tensor x, Tensor means, Tensor log_weights, Tensor bandwidths, Tensor log2_sum, "
-         "int n_angular) -> (Tensor, Tensor, Tensor, Tensor)",
-         backward)
+OPERATOR(
+    mixture_log_prob_backward,
+    "mixture_log_prob_backward(Tensor grad, Tensor x, Tensor means, Tensor log_weights, Tensor bandwidths, Tensor log2_sum, "
+    "int n_angular) -> (Tensor, Tensor, Tensor, Tensor)",
+    backward)

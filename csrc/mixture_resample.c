@@ -22,9 +22,18 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor ancestors = resample_rows(&call, &log_weights, &r);
     Tensor samples = new_tensor(&call, &means, 3, (int64_t[]){r.B, r.M, D});
     expect(&call, r.M * A <= UINT32_MAX, "n_samples: expected fewer than 2^32 angles a row, got %lld", (long long)(r.M * A));
-    MixtureResample p = {.B = r.B, .N = r.N, .M = r.M, .D = D, .A = A, .bandwidths_per_row = bandwidths.dim == 2,
-                         .seed = r.seed, .means = means.data, .log_weights = log_weights.data, .bandwidths = bandwidths.data,
-                         .ancestors = ancestors.data, .samples = samples.data};
+    MixtureResample p = {.B = r.B,
+                         .N = r.N,
+                         .M = r.M,
+                         .D = D,
+                         .A = A,
+                         .bandwidths_per_row = bandwidths.dim == 2,
+                         .seed = r.seed,
+                         .means = means.data,
+                         .log_weights = log_weights.data,
+                         .bandwidths = bandwidths.data,
+                         .ancestors = ancestors.data,
+                         .samples = samples.data};
     run(&call, &means, mixture_resample_f32, mixture_resample_f64, &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 8);
     finish(&call, stack, 2, (Tensor[]){samples, ancestors});
 }

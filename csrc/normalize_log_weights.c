@@ -13,8 +13,12 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor normalized = new_tensor(&call, &log_weights, 2, log_weights.size);
     Tensor log_sum = new_tensor(&call, &log_weights, 1, log_weights.size);
     Tensor ess = new_tensor(&call, &log_weights, 1, log_weights.size);
-    NormalizeLogWeights p = {.B = log_weights.size[0], .N = log_weights.size[1], .log_weights = log_weights.data,
-                             .normalized = normalized.data, .log_sum = log_sum.data, .ess = ess.data};
+    NormalizeLogWeights p = {.B = log_weights.size[0],
+                             .N = log_weights.size[1],
+                             .log_weights = log_weights.data,
+                             .normalized = normalized.data,
+                             .log_sum = log_sum.data,
+                             .ess = ess.data};
     run(&call, &log_weights, normalize_log_weights_f32, normalize_log_weights_f64, &p, p.B, grain(p.N));
     finish(&call, stack, 3, (Tensor[]){normalized, log_sum, ess});
 }
@@ -32,9 +36,15 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     expect_like(&call, &grad_normalized, "grad_normalized", &normalized, "normalized");
     expect_size(&call, &grad_normalized, "grad_normalized", 2, normalized.size);
     Tensor grad_log_weights = new_tensor(&call, &normalized, 2, normalized.size);
-    NormalizeLogWeights p = {.B = normalized.size[0], .N = normalized.size[1], .normalized = normalized.data,
-                             .log_sum = log_sum.data, .ess = ess.data, .grad_normalized = grad_normalized.data,
-                             .grad_log_sum = grad_log_sum.data, .grad_ess = grad_ess.data, .grad_log_weights = grad_log_weights.data};
+    NormalizeLogWeights p = {.B = normalized.size[0],
+                             .N = normalized.size[1],
+                             .normalized = normalized.data,
+                             .log_sum = log_sum.data,
+                             .ess = ess.data,
+                             .grad_normalized = grad_normalized.data,
+                             .grad_log_sum = grad_log_sum.data,
+                             .grad_ess = grad_ess.data,
+                             .grad_log_weights = grad_log_weights.data};
     run(&call, &normalized, normalize_log_weights_backward_f32, normalize_log_weights_backward_f64, &p, p.B, grain(p.N));
     finish(&call, stack, 1, (Tensor[]){grad_log_weights});
 }

@@ -22,7 +22,8 @@ void fail(Call *call, const char *format, ...) {
 /* A torch function failed: before torch 2.13 its text goes to stderr only. */
 static void fail_in_torch(Call *call, const char *what) {
     fail(call, "%s: %s", what,
-         torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : "failed in torch, see stderr");
+         torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace()
+                                                    : "failed in torch, see stderr");
 }
 
 static void delete_handle(AtenTensorHandle handle) {
@@ -53,7 +54,8 @@ static Tensor allocate(Call *call, const Tensor *like, int dim, const int64_t *s
     Tensor x = own(call, handle);
     if (!ok(call)) return x;
     int64_t *own_size = NULL;
-    if (aoti_torch_get_sizes(handle, &own_size) || torch_get_mutable_data_ptr(handle, &x.data)) fail_in_torch(call, "allocation");
+    if (aoti_torch_get_sizes(handle, &own_size) || torch_get_mutable_data_ptr(handle, &x.data))
+        fail_in_torch(call, "allocation");
     if (own_size) x.size = own_size;
     x.dim = dim;
     x.dtype = dtype;
@@ -95,7 +97,8 @@ static Tensor take(Call *call, StableIValue value, const char *name, int least_d
     }
     x.is_double = x.dtype == aoti_torch_dtype_float64();
     bool is_real = x.is_double || x.dtype == aoti_torch_dtype_float32();
-    expect(call, x.dim >= least_dim && x.dim <= most_dim, "%s: expected %d dimensions, got %lld", name, most_dim, (long long)x.dim);
+    expect(call, x.dim >= least_dim && x.dim <= most_dim, "%s: expected %d dimensions, got %lld", name, most_dim,
+           (long long)x.dim);
     if (want_real) expect(call, is_real, "%s: expected dtype float32 or float64", name);
     else expect(call, x.dtype == aoti_torch_dtype_int64(), "%s: expected dtype int64", name);
     if (!ok(call)) return x;
@@ -105,8 +108,12 @@ static Tensor take(Call *call, StableIValue value, const char *name, int least_d
     return x;
 }
 
-Tensor take_tensor(Call *call, StableIValue value, const char *name, int dim) { return take(call, value, name, dim, dim, true); }
-Tensor take_indices(Call *call, StableIValue value, const char *name, int dim) { return take(call, value, name, dim, dim, false); }
+Tensor take_tensor(Call *call, StableIValue value, const char *name, int dim) {
+    return take(call, value, name, dim, dim, true);
+}
+Tensor take_indices(Call *call, StableIValue value, const char *name, int dim) {
+    return take(call, value, name, dim, dim, false);
+}
 
 Tensor take_shared_tensor(Call *call, StableIValue value, const char *name, int dim) {
     return take(call, value, name, dim - 1, dim, true);
@@ -118,8 +125,8 @@ Tensor take_shared_indices(Call *call, StableIValue value, const char *name, int
 
 void expect_like(Call *call, const Tensor *x, const char *x_name, const Tensor *y, const char *y_name) {
     expect(call, x->dtype == y->dtype || x->dtype == aoti_torch_dtype_int64(), "%s: expected the dtype of %s", x_name, y_name);
-    expect(call, x->device_type == y->device_type && x->device_index == y->device_index, "%s: expected the device of %s", x_name,
-           y_name);
+    expect(call, x->device_type == y->device_type && x->device_index == y->device_index, "%s: expected the device of %s",
+           x_name, y_name);
 }
 
 void expect_size(Call *call, const Tensor *x, const char *name, int dim, const int64_t *size) {

@@ -60,7 +60,10 @@ void expect_size(Call *call, const Tensor *x, const char *name, int dim, const i
 
 static inline int64_t take_int(StableIValue value) { return (int64_t)value; }
 static inline double take_float(StableIValue value) {
-    union { uint64_t bits; double real; } u = {value};
+    union {
+        uint64_t bits;
+        double real;
+    } u = {value};
     return u.real;
 }
 /* Optional argument: true and *inner when it is given; frees the cell that held it. */

@@ -30,6 +30,7 @@ static inline Tensor real_like(const Tensor *x, bool is_double) {
     return y;
 }
 
-/* Ancestors (B, M) of the rows of log_weights: csrc/resample.c, for resample and mixture_resample. `p` holds seed, M and scheme. */
+/* Ancestors (B, M) of the rows of log_weights: csrc/resample.c, for resample and mixture_resample. `p` holds seed, M and
+ * scheme. */
 Tensor resample_rows(Call *call, const Tensor *log_weights, Resample *p);
 #endif

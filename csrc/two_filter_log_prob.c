@@ -22,7 +22,9 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     f.log_prob = results[0].data, b.log_prob = results[1].data, f.log2_sum = results[3].data, b.log2_sum = results[4].data;
     mixture_forward(&call, &x, &f);
     mixture_forward(&call, &x, &b);
-    TwoFilterLogProb p = {.mixing = take_mixing(&call, stack[8]), .log_forward = f.log_prob, .log_backward = b.log_prob,
+    TwoFilterLogProb p = {.mixing = take_mixing(&call, stack[8]),
+                          .log_forward = f.log_prob,
+                          .log_backward = b.log_prob,
                           .log_proposal = results[2].data};
     run(&call, &x, two_filter_log_prob_f32, two_filter_log_prob_f64, &p, f.B * f.M, NUMBERS_PER_TASK);
     finish(&call, stack, 5, results);
@@ -49,16 +51,23 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     MixtureLogProb f = mixture_parameters(&call, &x, &ahead, stack[14]), b = mixture_parameters(&call, &x, &back, stack[14]);
     Tensor grad_x = new_tensor(&call, &x, 3, x.size), grad_x_backward = new_tensor(&call, &x, 3, x.size);
     Tensor to_forward = new_tensor(&call, &x, 2, x.size), to_backward = new_tensor(&call, &x, 2, x.size);
-    TwoFilterLogProb p = {.mixing = take_mixing(&call, stack[15]), .log_forward = pairs[3].data, .log_backward = pairs[4].data,
-                          .grad_log_forward = pairs[0].data, .grad_log_backward = pairs[1].data, .grad_log_proposal = pairs[2].data,
-                          .grad_forward = to_forward.data, .grad_backward = to_backward.data, .grad_x = grad_x.data,
+    TwoFilterLogProb p = {.mixing = take_mixing(&call, stack[15]),
+                          .log_forward = pairs[3].data,
+                          .log_backward = pairs[4].data,
+                          .grad_log_forward = pairs[0].data,
+                          .grad_log_backward = pairs[1].data,
+                          .grad_log_proposal = pairs[2].data,
+                          .grad_forward = to_forward.data,
+                          .grad_backward = to_backward.data,
+                          .grad_x = grad_x.data,
                           .grad_x_backward = grad_x_backward.data};
     run(&call, &x, two_filter_log_prob_backward_f32, two_filter_log_prob_backward_f64, &p, f.B * f.M, NUMBERS_PER_TASK);
     f.grad = to_forward.data, f.log2_sum = pairs[5].data, f.grad_x = grad_x.data;
     b.grad = to_backward.data, b.log2_sum = pairs[6].data, b.grad_x = grad_x_backward.data;
     Mixture gf = mixture_backward(&call, &x, &ahead, &f, false), gb = mixture_backward(&call, &x, &back, &b, false);
     run(&call, &x, two_filter_add_f32, two_filter_add_f64, &p, f.B * f.M * x.size[2], NUMBERS_PER_TASK);
-    finish(&call, stack, 7, (Tensor[]){grad_x, gf.means, gf.log_weights, gf.bandwidths, gb.means, gb.log_weights, gb.bandwidths});
+    finish(&call, stack, 7,
+           (Tensor[]){grad_x, gf.means, gf.log_weights, gf.bandwidths, gb.means, gb.log_weights, gb.bandwidths});
 }
 OPERATOR(two_filter_log_prob_backward,
          "two_filter_log_prob_backward(Tensor grad_log_forward, Tensor grad_log_backward, Tensor grad_log_proposal, "

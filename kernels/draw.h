@@ -10,12 +10,12 @@
  * nothing. With S = sin^2(theta / 2) the target is exp(k cos theta) = e^k exp(-2 k S). The proposal tan(theta / 2) =
  * t tan(pi v), v uniform in (-1/2, 1/2), has density proportional to 1 / (t^2 + (1 - t^2) S). Let t^2 = K / (k + K) for some
  * K > 0: it becomes 1 / (K + k S), and target / proposal ~ (K + k S) exp(-2 k S) ~ y exp(-y), y = 2 k S + 2 K, whose maximum
- * is at y = 1. So accept with probability y exp(1 - y), exact for every K. Best and Fisher's optimum is K = (1 + 1 / (q + 2 k)) / 4
- * with q = sqrt(1 + 4 k^2): from 1/2 at k = 0 (every proposal is accepted, theta = 2 pi v is uniform) to 1/4 at k = infinity
- * (t^2 ~ 1 / (4 k), acceptance 0.658). Everything is a sum or product of positive terms, hence accurate to rounding for every k.
- * Attempt a of element i is block i of the row with a in counter 1; the rejected ones are gathered and try again. After 64
- * attempts the last proposal stands (probability below 0.343^64 < 1e-29). float32 takes the first word of each of float64's
- * two pairs, so both types draw the same deviates to rounding.
+ * is at y = 1. So accept with probability y exp(1 - y), exact for every K. Best and Fisher's optimum is K = (1 + 1 / (q + 2 k))
+ * / 4 with q = sqrt(1 + 4 k^2): from 1/2 at k = 0 (every proposal is accepted, theta = 2 pi v is uniform) to 1/4 at k =
+ * infinity (t^2 ~ 1 / (4 k), acceptance 0.658). Everything is a sum or product of positive terms, hence accurate to rounding
+ * for every k. Attempt a of element i is block i of the row with a in counter 1; the rejected ones are gathered and try again.
+ * After 64 attempts the last proposal stands (probability below 0.343^64 < 1e-29). float32 takes the first word of each of
+ * float64's two pairs, so both types draw the same deviates to rounding.
  */
 #ifndef MDPS_DRAW_H
 #define MDPS_DRAW_H
@@ -56,7 +56,7 @@ INLINE void FN(draw_uniform)(Source s, int64_t first, int64_t n, REAL *out) {
 }
 
 INLINE void FN(box_muller)(REAL u, REAL v, REAL *a, REAL *b) {
-    REAL radius = sqrt((REAL)(-2 * LN2) * FN(log2)(u)), square = v * v;
+    REAL radius = sqrt((REAL)(-2 * LN2) * FN(log2_less)(u, 0)), square = v * v;
     REAL sine = v * FN(sinpi_over)(square), cosine = FN(cospi_poly)(square); /* of half the angle */
     *a = radius * (1 - 2 * sine * sine);
     *b = radius * (2 * sine * cosine);
@@ -103,8 +103,8 @@ INLINE REAL FN(atan_over)(REAL v) {
 }
 
 /* One attempt for n lanes, a multiple of LANES: the angle, and whether it is accepted. Concentrations are finite and >= 0. */
-INLINE void FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration, REAL *angle,
-                              int32_t *accepted) {
+INLINE void FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration,
+                              REAL *angle, int32_t *accepted) {
     for (int i = 0; i < n; i++) {
         Words r = words_at(s, KIND_VON_MISES, element[i], attempt);
         REAL v = FN(centred_unit)(r.x, r.y), u = FN(open_unit)(r.z, r.w), k = concentration[i];

@@ -1,8 +1,9 @@
 /* Importance Weighted Sample Gradient: log-weights of B x M samples that were drawn from the mixture phi_0 itself.
  *
  * A sample z is a constant, its weight is m(z; phi) / m(z; phi_0): 1 at phi = phi_0, with gradient grad m(z; phi) / m(z; phi_0)
- * (paper, eq. of the IWSG). As a log-weight: 0, with the gradient of log m(z; phi). So forward writes zeros, and backward is the
- * forward and backward pass of mixture_log_prob (mixture_log_prob.h). Items are numbers. Cost: O(M) forward, O(MN) backward.
+ * (paper, eq. of the IWSG). As a log-weight: 0, with the gradient of log m(z; phi). So forward writes zeros, and backward is
+ * the forward and backward pass of mixture_log_prob (mixture_log_prob.h). Items are numbers. Cost: O(M) forward, O(MN)
+ * backward.
  */
 #ifndef MDPS_IWSG_LOG_WEIGHTS_H
 #define MDPS_IWSG_LOG_WEIGHTS_H

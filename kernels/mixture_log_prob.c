@@ -53,7 +53,8 @@ INLINE void FN(prepare_kernel)(const MixtureLogProb *p, int64_t b, MixtureRow *r
     }
 }
 
-/* Centre and top of a row; whether it is computed exactly: some scaled coordinate is beyond what REAL holds well, or not finite. */
+/* Centre and top of a row; whether it is computed exactly: some scaled coordinate is beyond what REAL holds well, or not
+ * finite. */
 INLINE void FN(prepare_row)(const MixtureLogProb *p, int64_t b, MixtureRow *row) {
     const int D = p->G + p->A;
     const REAL *means = (const REAL *)p->means + b * p->N * D, *x = (const REAL *)p->x + b * p->M * D;

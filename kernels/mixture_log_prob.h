@@ -1,6 +1,7 @@
 /* Log-density of Gaussian x von Mises mixtures at M points, B mixtures of N components (paper, eq. of m(x; x, w, beta)).
  *
- *   log_prob[b][i] = log sum_j exp(log_weights[b][j]) prod_g Normal(x_g - mu_g; beta_g^2) prod_a VonMises(x_a - mu_a; beta_a^-2)
+ *   log_prob[b][i] = log sum_j exp(log_weights[b][j]) prod_g Normal(x_g - mu_g; beta_g^2) prod_a VonMises(x_a - mu_a;
+ * beta_a^-2)
  *
  *   x            (B, M, D)  D = G linear dimensions followed by A angular ones (radians, any range); 1 <= D <= 16
  *   means        (B, N, D)
@@ -15,12 +16,12 @@
  *           (the sum of a tile lane says so), and for rows whose coordinates exceed 1024 bandwidths or whose concentration
  *           exceeds 3.6e5, where float32 arithmetic would lose digits.
  *
- * Gradients, with P_ij = grad_i w_j K_ij / m_i:   log_weights_j: sum_i P;   means_j: sum_i P (x - mu) / beta^2 or kappa sin(x - mu);
- * x_i: minus the same summed over j;   bandwidths: sum_ij P ((x - mu)^2 / beta^2 - 1) / beta, or
- * 2 beta^-3 (sum_ij P 2 sin^2((x - mu)/2) - (1 - I1/I0) sum_ij P).
+ * Gradients, with P_ij = grad_i w_j K_ij / m_i:   log_weights_j: sum_i P;   means_j: sum_i P (x - mu) / beta^2 or kappa sin(x -
+ * mu); x_i: minus the same summed over j;   bandwidths: sum_ij P ((x - mu)^2 / beta^2 - 1) / beta, or 2 beta^-3 (sum_ij P 2
+ * sin^2((x - mu)/2) - (1 - I1/I0) sum_ij P).
  *
- * Cost: O(MN) time, 7 D-independent + 2G + 3A ... fused operations and one exp2 a pair forward, about 1.6 times that backward;
- * memory O(M + N): no array has M x N entries. Results do not depend on how items are split over threads.
+ * Cost: O(MN) time: 2 G + 3 A vector operations and an exp2 a pair forward, about 2.4 times as long backward; memory O(M + N):
+ * no array has M x N entries. Results do not depend on how items are split over threads.
  */
 #ifndef MDPS_MIXTURE_LOG_PROB_H
 #define MDPS_MIXTURE_LOG_PROB_H
@@ -28,7 +29,7 @@
 
 enum {
     MIXTURE_MAX_D = 16,
-    MIXTURE_TILE = 64,       /* queries that are lanes together */
+    MIXTURE_TILE = 64,        /* queries that are lanes together */
     MIXTURE_FEW_QUERIES = 16, /* fewer queries a row are computed one by one */
     MIXTURE_BLOCK = 128       /* components that are lanes together then */
 };
@@ -48,11 +49,11 @@ typedef struct {
     int64_t bandwidth_stride; /* D, or 0 for bandwidths shared by the batch */
     const void *x, *means, *log_weights, *bandwidths;
     void *log_prob, *log2_sum;
-    const void *grad;                                                     /* backward: (B, M) */
-    void *grad_x, *grad_means, *grad_log_weights, *grad_bandwidths;       /* backward; grad_x may be NULL */
-    MixtureRow *rows;                                                     /* scratch (B) */
-    void *components;                                                     /* scratch (B, 1 + G + 2 A, mixture_padded(N)) */
-    double *sums;                                                         /* scratch of backward (B, chunks, mixture_sums) */
+    const void *grad;                                               /* backward: (B, M) */
+    void *grad_x, *grad_means, *grad_log_weights, *grad_bandwidths; /* backward; grad_x may be NULL */
+    MixtureRow *rows;                                               /* scratch (B) */
+    void *components;                                               /* scratch (B, 1 + G + 2 A, mixture_padded(N)) */
+    double *sums;                                                   /* scratch of backward (B, chunks, mixture_sums) */
 } MixtureLogProb;
 
 static inline int64_t mixture_padded(int64_t n) { return (n + 15) / 16 * 16; }
@@ -63,9 +64,7 @@ static inline int64_t mixture_chunk(const MixtureLogProb *p) {
     int64_t super_tiles = ((p->M + 7) / 8 + 511) / 512;
     return super_tiles ? super_tiles * 512 : 512;
 }
-static inline int64_t mixture_chunks(const MixtureLogProb *p) {
-    return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p);
-}
+static inline int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
 /* Of a chunk: 1 + D sums per component, D sums for the bandwidths and the sum of P. */
 static inline int64_t mixture_sums(const MixtureLogProb *p) {
     return (1 + p->G + p->A) * mixture_padded(p->N) + p->G + p->A + 1;

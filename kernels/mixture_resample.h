@@ -7,11 +7,11 @@
  *   ancestors   (B, M)            from resample
  *   samples     (B, M, D)         means[ancestor] + noise; angles in [-pi, pi)
  *
- * The noise of sample m, dimension g is number m G + g of philox_normal's row times the bandwidth; of angle a, number m A + a of
- * philox_von_mises' row. Bandwidth 0 copies the mean. A row with a NaN or negative bandwidth, or NaN or +inf among its
+ * The noise of sample m, dimension g is number m G + g of philox_normal's row times the bandwidth; of angle a, number m A + a
+ * of philox_von_mises' row. Bandwidth 0 copies the mean. A row with a NaN or negative bandwidth, or NaN or +inf among its
  * log-weights, is NaN. A row that is -inf throughout has uniform ancestors and is drawn as usual.
- * Items are tiles of MIXTURE_TILE samples: B * ceil(M / MIXTURE_TILE). Cost: a normal for each linear and a von Mises draw for each
- * angular dimension of a sample.
+ * Items are tiles of MIXTURE_TILE samples: B * ceil(M / MIXTURE_TILE). Cost: a normal for each linear and a von Mises draw for
+ * each angular dimension of a sample.
  */
 #ifndef MDPS_MIXTURE_RESAMPLE_H
 #define MDPS_MIXTURE_RESAMPLE_H

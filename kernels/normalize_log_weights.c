@@ -43,7 +43,8 @@ CLONES void FN(normalize_log_weights)(int64_t begin, int64_t end, void *paramete
     }
 }
 
-/* With p = exp(normalized): d normalized_i / d l_j = [i = j] - p_j, d log_sum / d l_j = p_j, d ess / d l_j = 2 ess p_j (1 - ess p_j). */
+/* With p = exp(normalized): d normalized_i / d l_j = [i = j] - p_j, d log_sum / d l_j = p_j, d ess / d l_j = 2 ess p_j (1 - ess
+ * p_j). */
 CLONES void FN(normalize_log_weights_backward)(int64_t begin, int64_t end, void *parameters) {
     const NormalizeLogWeights *p = parameters;
     const int64_t N = p->N;

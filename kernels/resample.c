@@ -3,12 +3,12 @@
  * 1. Weights relative to the row's largest become integers of up to 50 bits, so that their cumulative sums C are exact: no
  *    rounding, the same bits in whatever order a machine adds, and a chain of one-cycle additions. What is lost is below
  *    2^-31 N of the largest weight for N = 2^31, 2^-45 for N <= 10^5, 2^-51 for N <= 4096.
- * 2. For each component, e_j = number of points below its upper end: y = C_j M / C_N, k = floor(y), e_j = k + (u_k < y - k), since
- *    stratum k is the only one that y cuts. There is no loop over points and no search.
- * 3. Draws e_{j-1} to e_j are written, for ascending j, eight at a time and whatever their number: the next components overwrite
- *    what is too much. So there is hardly a branch, and all between the log-weights and the ancestors stays in the L1 cache.
- * Multinomial points need a look-up: a guide table (Chen & Asau 1974) of N buckets, made by the same steps, says where to
- * start; a short walk follows, one step on average.
+ * 2. For each component, e_j = number of points below its upper end: y = C_j M / C_N, k = floor(y), e_j = k + (u_k < y - k),
+ * since stratum k is the only one that y cuts. There is no loop over points and no search.
+ * 3. Draws e_{j-1} to e_j are written, for ascending j, eight at a time and whatever their number: the next components
+ * overwrite what is too much. So there is hardly a branch, and all between the log-weights and the ancestors stays in the L1
+ * cache. Multinomial points need a look-up: a guide table (Chen & Asau 1974) of N buckets, made by the same steps, says where
+ * to start; a short walk follows, one step on average.
  *
  * This file includes itself once for float and once for double (for_each_real.h).
  */

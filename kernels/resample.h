@@ -13,8 +13,8 @@
  *   residual     floor(M w_j) copies of j, then multinomial draws from the fractional parts of M w, sorted
  *
  * Collapse: a row that is -inf throughout, or holds NaN or +inf, has uniform ancestors: floor(i N / M), and independent uniform
- * draws if multinomial. 1 <= N < 2^31 and 0 <= M < 2^31 - 1. Items are chunks: chunk i has the rows [i B / chunks, (i + 1) B / chunks).
- * Deterministic, O(N + M) a row. Cost: stratified about 4 ns a draw (N = M, float, one core).
+ * draws if multinomial. 1 <= N < 2^31 and 0 <= M < 2^31 - 1. Items are chunks: chunk i has the rows [i B / chunks, (i + 1) B /
+ * chunks). Deterministic, O(N + M) a row. Cost: stratified about 4 ns a draw (N = M, float, one core).
  */
 #ifndef MDPS_RESAMPLE_H
 #define MDPS_RESAMPLE_H

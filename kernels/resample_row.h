@@ -142,7 +142,8 @@ INLINE void residual(const Row *row, Source s, int64_t *ancestors) {
         for (int i = 0; i < n; i++) left -= count[i], c[i] = sum += w[i];
     }
     if (left > 0 && sum > 0) multinomial(row, s, left, NULL);
-    for (int64_t j = 0, begin = 0; j < row->N; begin += row->count[j++]) put(ancestors, begin, begin + row->count[j], row->M, j);
+    for (int64_t j = 0, begin = 0; j < row->N; begin += row->count[j++])
+        put(ancestors, begin, begin + row->count[j], row->M, j);
 }
 
 INLINE Row row_in(const Resample *p, char *scratch) {

@@ -98,16 +98,16 @@ void small_network_layout(SmallNetwork *p) {
 #include "for_each_real.h"
 
 #ifdef HAS_TARGETS
-#define CHOOSE(pass, real)                                                                              \
-    void small_network_##pass##_##real(int64_t begin, int64_t end, void *parameters) {                  \
-        if (__builtin_cpu_supports("x86-64-v4")) pass##_##real##_v4(begin, end, parameters);            \
-        else if (__builtin_cpu_supports("x86-64-v3")) pass##_##real##_v3(begin, end, parameters);       \
-        else pass##_##real##_baseline(begin, end, parameters);                                          \
+#define CHOOSE(pass, real)                                                                        \
+    void small_network_##pass##_##real(int64_t begin, int64_t end, void *parameters) {            \
+        if (__builtin_cpu_supports("x86-64-v4")) pass##_##real##_v4(begin, end, parameters);      \
+        else if (__builtin_cpu_supports("x86-64-v3")) pass##_##real##_v3(begin, end, parameters); \
+        else pass##_##real##_baseline(begin, end, parameters);                                    \
     }
 #else
-#define CHOOSE(pass, real)                                                               \
-    void small_network_##pass##_##real(int64_t begin, int64_t end, void *parameters) {   \
-        pass##_##real##_baseline(begin, end, parameters);                                \
+#define CHOOSE(pass, real)                                                             \
+    void small_network_##pass##_##real(int64_t begin, int64_t end, void *parameters) { \
+        pass##_##real##_baseline(begin, end, parameters);                              \
     }
 #endif
 CHOOSE(prepare, f32)

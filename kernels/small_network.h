@@ -46,11 +46,11 @@ typedef struct {
     void *grad_x, *grad_extra, *grad_condition, *grad_weights; /* backward; grad_x, grad_extra may be NULL: not wanted */
     void *scratch;                                             /* scratch_size numbers, aligned to 64 bytes */
     /* by small_network_layout: */
-    int64_t P;                                                 /* parameters of a set */
-    int64_t per_set, chunk, chunks;                            /* particles of a set and of a chunk; chunks of a set */
+    int64_t P;                      /* parameters of a set */
+    int64_t per_set, chunk, chunks; /* particles of a set and of a chunk; chunks of a set */
     int64_t scratch_size, at_share, at_grad_share, at_grad_weights, at_tiles, tile_size; /* scratch and its parts */
-    int rows, widest;                                          /* rows of a tile, and of its widest layer */
-    int conditioned;                                           /* the layer that condition enters, or -1 */
+    int rows, widest; /* rows of a tile, and of its widest layer */
+    int conditioned;  /* the layer that condition enters, or -1 */
 } SmallNetwork;
 
 void small_network_layout(SmallNetwork *p);

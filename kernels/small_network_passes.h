@@ -14,11 +14,14 @@ typedef struct {
 static ON(Tile) ON(new_tile)(const SmallNetwork *p, int64_t slot) {
     REAL *rows = (REAL *)p->scratch + p->at_tiles + slot * p->tile_size, *after = rows + (int64_t)p->rows * TILE;
     int64_t widest = (int64_t)p->widest * TILE;
-    return (ON(Tile)){.p = p, .rows = rows, .delta = {after, after + widest}, .share = after + 2 * widest,
+    return (ON(Tile)){.p = p,
+                      .rows = rows,
+                      .delta = {after, after + widest},
+                      .share = after + 2 * widest,
                       .g = (VEC *)(after + 3 * widest + TILE)};
 }
 
-static int64_t ON(begin_chunk)(ON(Tile) *t, int64_t chunk) {
+static int64_t ON(begin_chunk)(ON(Tile) * t, int64_t chunk) {
     const SmallNetwork *p = t->p;
     int64_t set = chunk / p->chunks, first = chunk % p->chunks * p->chunk;
     t->chunk = chunk;
@@ -28,7 +31,7 @@ static int64_t ON(begin_chunk)(ON(Tile) *t, int64_t chunk) {
     return set * p->per_set + (first + p->chunk < p->per_set ? first + p->chunk : p->per_set);
 }
 
-static bool ON(begin_tile)(ON(Tile) *t, int64_t stop) {
+static bool ON(begin_tile)(ON(Tile) * t, int64_t stop) {
     t->n = stop - t->row < TILE ? (int)(stop - t->row) : TILE;
     t->nv = (t->n + 4 * LANES - 1) / (4 * LANES) * 4;
     return t->n > 0;
@@ -59,7 +62,7 @@ static void ON(prepare)(int64_t begin, int64_t end, void *parameters) {
 
 /* share[m][lane] of the batch row that the lane belongs to. Whole vectors are written: what a row spoils behind its last lane
  * the next row, or the next m, writes again; idle lanes get the last row's. */
-static void ON(spread)(ON(Tile) *t, int M) {
+static void ON(spread)(ON(Tile) * t, int M) {
     const SmallNetwork *p = t->p;
     const int64_t first = t->row / p->N, last = (t->row + t->n - 1) / p->N;
     const REAL *by_row = (const REAL *)p->scratch + p->at_share;
@@ -73,7 +76,7 @@ static void ON(spread)(ON(Tile) *t, int M) {
 }
 
 /* Adds the deltas of each batch row's particles. */
-static void ON(gather)(const ON(Tile) *t, int M, const REAL *d) {
+static void ON(gather)(const ON(Tile) * t, int M, const REAL *d) {
     const SmallNetwork *p = t->p;
     const int64_t first = t->row / p->N, last = (t->row + t->n - 1) / p->N;
     REAL *by_row = (REAL *)p->scratch + p->at_grad_share;
@@ -88,7 +91,7 @@ static void ON(gather)(const ON(Tile) *t, int M, const REAL *d) {
     }
 }
 
-static void ON(forward_tile)(ON(Tile) *t) {
+static void ON(forward_tile)(ON(Tile) * t) {
     const SmallNetwork *p = t->p;
     ON(load)(p->C, t->n, t->nv, 1, (const REAL *)p->x + t->row * p->C, t->rows);
     for (int l = 0; l < p->n_layers; l++) {
@@ -96,9 +99,15 @@ static void ON(forward_tile)(ON(Tile) *t) {
         REAL *in = t->rows + a->row * TILE, *out = in + a->joined * TILE, *z = t->rows + a->z_row * TILE;
         if (a->enters_extra) ON(load)(p->E, t->n, t->nv, 1, (const REAL *)p->extra + t->row * p->E, in + a->in * TILE);
         if (a->enters_condition) ON(spread)(t, a->out);
-        ON(product)(t->nv, &(ON(Product)){.M = a->out, .K = a->joined, .ld = a->out, .w = t->transposed + a->weights, .a = in,
-                                          .bias = t->weights + a->bias, .share = a->enters_condition ? t->share : NULL,
-                                          .rectify = a->activation == NETWORK_RELU, .z = z});
+        ON(product)(t->nv, &(ON(Product)){.M = a->out,
+                                          .K = a->joined,
+                                          .ld = a->out,
+                                          .w = t->transposed + a->weights,
+                                          .a = in,
+                                          .bias = t->weights + a->bias,
+                                          .share = a->enters_condition ? t->share : NULL,
+                                          .rectify = a->activation == NETWORK_RELU,
+                                          .z = z});
         if (a->activation > NETWORK_RELU)
             ON(activate)(a->activation, t->nv, a->out, z, out, a->activation == NETWORK_PRELU ? t->weights[a->slope] : 0);
     }
@@ -116,7 +125,7 @@ static void ON(forward)(int64_t begin, int64_t end, void *parameters) {
 }
 
 /* From the last layer to the first: d is the gradient of a layer's output, then of its values before the activation. */
-static void ON(backward_tile)(ON(Tile) *t) {
+static void ON(backward_tile)(ON(Tile) * t) {
     const SmallNetwork *p = t->p;
     const int out = p->layer[p->n_layers - 1].out;
     REAL *d = t->delta[0], *next = t->delta[1];
@@ -136,8 +145,9 @@ static void ON(backward_tile)(ON(Tile) *t) {
         }
         if (l == 0 && !p->grad_x) break;
         gated = l > 0 && p->layer[l - 1].activation == NETWORK_RELU;
-        ON(product)(t->nv, &(ON(Product)){.M = a->in, .K = a->out, .ld = a->columns, .w = w, .a = d, .gate = gated ? in : NULL,
-                                          .z = next});
+        ON(product)(
+            t->nv,
+            &(ON(Product)){.M = a->in, .K = a->out, .ld = a->columns, .w = w, .a = d, .gate = gated ? in : NULL, .z = next});
         REAL *swap = d;
         d = next;
         next = swap;

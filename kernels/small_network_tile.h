@@ -25,41 +25,40 @@ typedef struct {
 } ON(Product);
 
 /* MB outputs x NV vectors of particles from row m, lane j on, accumulated in registers. */
-INLINE void ON(block)(const int MB, const int NV, const ON(Product) *q, int m, int j) {
+INLINE void ON(block)(const int MB, const int NV, const ON(Product) * q, int m, int j) {
     VEC s[8][4], v[4];
     const REAL *w = q->w + m, *a = q->a + j;
     const int64_t ld = q->ld, at = (int64_t)m * TILE + j;
     const int K = q->K;
     if (q->share) {
-        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
-            s[i][h] = *(const VEC *)(q->share + at + i * TILE + h * LANES);
+        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) s[i][h] =
+            *(const VEC *)(q->share + at + i * TILE + h * LANES);
     } else {
-        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
-            s[i][h] = (q->bias ? q->bias[m + i] : 0) - (VEC){0};
+        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) s[i][h] =
+            (q->bias ? q->bias[m + i] : 0) - (VEC){0};
     }
     for (int k = 0; k < K; k++) {
         UNROLL for (int h = 0; h < NV; h++) v[h] = *(const VEC *)(a + k * TILE + h * LANES);
         UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) s[i][h] += w[k * ld + i] * v[h];
     }
     if (q->rectify) {
-        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
-            s[i][h] = (VEC)((MASK)s[i][h] & ~(s[i][h] < 0));
+        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) s[i][h] = (VEC)((MASK)s[i][h] & ~(s[i][h] < 0));
     } else if (q->gate) {
-        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
-            s[i][h] = (VEC)((MASK)s[i][h] & ~(*(const VEC *)(q->gate + at + i * TILE + h * LANES) <= 0));
+        UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) s[i][h] =
+            (VEC)((MASK)s[i][h] & ~(*(const VEC *)(q->gate + at + i * TILE + h * LANES) <= 0));
     }
-    UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++)
-        *(VEC *)(q->z + at + i * TILE + h * LANES) = s[i][h];
+    UNROLL for (int i = 0; i < MB; i++) UNROLL for (int h = 0; h < NV; h++) * (VEC *)(q->z + at + i * TILE + h * LANES) =
+        s[i][h];
 }
 
-INLINE int ON(blocks)(const int MB, const int NV, int nv, const ON(Product) *q, int m) {
+INLINE int ON(blocks)(const int MB, const int NV, int nv, const ON(Product) * q, int m) {
     for (; m + MB <= q->M; m += MB)
         for (int j = 0; j < nv * LANES; j += NV * LANES) ON(block)(MB, NV, q, m, j);
     return m;
 }
 
 /* 16 accumulators with the 32 registers of AVX-512, 8 with 16 registers: two units of latency 4 need 8. */
-static void ON(product)(int nv, const ON(Product) *from) {
+static void ON(product)(int nv, const ON(Product) * from) {
     const ON(Product) q = *from;
     int m = ON(blocks)(8, BYTES == 64 ? 2 : 1, nv, &q, 0);
     m = ON(blocks)(4, BYTES == 64 ? 4 : 2, nv, &q, m);
@@ -119,14 +118,25 @@ INLINE void ON(store_columns)(const int C, const int n, const REAL *restrict a, 
         for (int c = 0; c < C; c++) x[i * C + c] = a[c * TILE + i];
 }
 #undef BY_COLUMNS
-#define BY_COLUMNS(move, C, n, from, to)                                                                    \
-    switch (n == TILE ? C : 0) {                                                                            \
-    case 1: move(1, TILE, from, to); break;                                                                 \
-    case 2: move(2, TILE, from, to); break;                                                                 \
-    case 3: move(3, TILE, from, to); break;                                                                 \
-    case 4: move(4, TILE, from, to); break;                                                                 \
-    case 8: move(8, TILE, from, to); break;                                                                 \
-    default: move(C, n, from, to);                                                                          \
+#define BY_COLUMNS(move, C, n, from, to) \
+    switch (n == TILE ? C : 0) {         \
+    case 1:                              \
+        move(1, TILE, from, to);         \
+        break;                           \
+    case 2:                              \
+        move(2, TILE, from, to);         \
+        break;                           \
+    case 3:                              \
+        move(3, TILE, from, to);         \
+        break;                           \
+    case 4:                              \
+        move(4, TILE, from, to);         \
+        break;                           \
+    case 8:                              \
+        move(8, TILE, from, to);         \
+        break;                           \
+    default:                             \
+        move(C, n, from, to);            \
     }
 static void ON(store)(int C, int n, const REAL *a, REAL *x) { BY_COLUMNS(ON(store_columns), C, n, a, x) }
 
@@ -162,21 +172,28 @@ INLINE REAL ON(sigmoid)(REAL x) {
 /* What `product` has not done: a = activation(z). */
 static void ON(activate)(int kind, int nv, int M, const REAL *z, REAL *a, REAL slope) {
     for (int m = 0; m < M; m++, z += TILE, a += TILE)
-        if (kind == NETWORK_TANH) for (int i = 0; i < nv * LANES; i++) a[i] = ON(tanh)(z[i]);
-        else if (kind == NETWORK_SIGMOID) for (int i = 0; i < nv * LANES; i++) a[i] = ON(sigmoid)(z[i]);
-        else for (int i = 0; i < nv * LANES; i++) a[i] = z[i] < 0 ? slope * z[i] : z[i];
+        if (kind == NETWORK_TANH)
+            for (int i = 0; i < nv * LANES; i++) a[i] = ON(tanh)(z[i]);
+        else if (kind == NETWORK_SIGMOID)
+            for (int i = 0; i < nv * LANES; i++) a[i] = ON(sigmoid)(z[i]);
+        else
+            for (int i = 0; i < nv * LANES; i++) a[i] = z[i] < 0 ? slope * z[i] : z[i];
 }
 
 /* d, the gradient of a, becomes that of z. PReLU needs z: its slope may be negative, and a does not tell the sign of z. */
 static void ON(deactivate)(int kind, int nv, int M, const REAL *z, const REAL *a, REAL *d, REAL slope, VEC *grad_slope) {
     for (int m = 0; m < M; m++, z += TILE, a += TILE, d += TILE)
-        if (kind == NETWORK_TANH) for (int i = 0; i < nv * LANES; i++) d[i] *= 1 - a[i] * a[i];
-        else if (kind == NETWORK_SIGMOID) for (int i = 0; i < nv * LANES; i++) d[i] *= a[i] * (1 - a[i]);
-        else if (kind == NETWORK_RELU) for (int i = 0; i < nv * LANES; i++) d[i] = a[i] <= 0 ? 0 : d[i];
-        else for (int i = 0; i < nv * LANES; i += LANES) {
-            VEC u = *(VEC *)(d + i), v = *(const VEC *)(z + i);
-            MASK negative = v < 0;
-            *grad_slope += (VEC)((MASK)(u * v) & negative);
-            *(VEC *)(d + i) = (VEC)(((MASK)(u * slope) & negative) | ((MASK)u & ~negative));
-        }
+        if (kind == NETWORK_TANH)
+            for (int i = 0; i < nv * LANES; i++) d[i] *= 1 - a[i] * a[i];
+        else if (kind == NETWORK_SIGMOID)
+            for (int i = 0; i < nv * LANES; i++) d[i] *= a[i] * (1 - a[i]);
+        else if (kind == NETWORK_RELU)
+            for (int i = 0; i < nv * LANES; i++) d[i] = a[i] <= 0 ? 0 : d[i];
+        else
+            for (int i = 0; i < nv * LANES; i += LANES) {
+                VEC u = *(VEC *)(d + i), v = *(const VEC *)(z + i);
+                MASK negative = v < 0;
+                *grad_slope += (VEC)((MASK)(u * v) & negative);
+                *(VEC *)(d + i) = (VEC)(((MASK)(u * slope) & negative) | ((MASK)u & ~negative));
+            }
 }

@@ -41,7 +41,9 @@ def iwsg_log_weights(samples: Tensor, means: Tensor, log_weights: Tensor, bandwi
     return _iwsg_log_weights(*flat, shared, n_angular).reshape(*lead, samples.size(-2))
 
 
-def iwsg_log_weights_reference(samples: Tensor, means: Tensor, log_weights: Tensor, bandwidths: Tensor, n_angular: int) -> Tensor:
+def iwsg_log_weights_reference(
+    samples: Tensor, means: Tensor, log_weights: Tensor, bandwidths: Tensor, n_angular: int
+) -> Tensor:
     """The same in plain PyTorch."""
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (means, log_weights, bandwidths))):
         return samples.new_zeros(samples.shape[:-1])

@@ -91,7 +91,9 @@ def _gradients(case, f, args):
 def checks(cases: list[Case]) -> type:
     """The class of checks over these cases. What needs seconds (compile, export) runs on the first case alone."""
     each = pytest.mark.parametrize("case", cases, ids=lambda c: c.name)
-    differentiable = pytest.mark.parametrize("case", [c for c in cases if c.wrt] or [None], ids=lambda c: c.name if c else "none")
+    differentiable = pytest.mark.parametrize(
+        "case", [c for c in cases if c.wrt] or [None], ids=lambda c: c.name if c else "none"
+    )
     first = pytest.mark.parametrize("case", cases[:1], ids=lambda c: c.name)
 
     class TestOperator:
@@ -99,7 +101,9 @@ def checks(cases: list[Case]) -> type:
         @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
         def test_values_against_oracle(self, case, dtype):
             got, want = case.run(*case.make(dtype)), case.expect(*case.make())
-            tolerance = {"rtol": case.rtol, "atol": case.atol} if dtype == torch.float32 else {"rtol": case.rtol64, "atol": case.rtol64}
+            tolerance = (
+                {"rtol": case.rtol, "atol": case.atol} if dtype == torch.float32 else {"rtol": case.rtol64, "atol": case.rtol64}
+            )
             for g, w in zip(got, want, strict=True):
                 assert not g.is_floating_point() or g.dtype == dtype
                 torch.testing.assert_close(g.to(w.dtype), w, equal_nan=True, **tolerance)

@@ -3,7 +3,14 @@ import math
 
 import pytest
 import torch
-from linear_gaussian import GaussianLikelihood, LinearDynamics, kalman, model, simulate, stationary
+from linear_gaussian import (
+    GaussianLikelihood,
+    LinearDynamics,
+    kalman,
+    model,
+    simulate,
+    stationary,
+)
 from torch import nn
 
 import mdps
@@ -51,31 +58,58 @@ def pose_filter(N=7, **options):
 
 def pose_data(B=4, T=6, N=7, seed=0):
     g = torch.Generator().manual_seed(seed)
-    data = {"observations": torch.randn(B, T, 3, generator=g), "initial": torch.randn(B, N, 3, generator=g)}
-    return data | {"actions": torch.randn(B, T, 3, generator=g), "seed": ops.make_seed(g, B)}
+    data = {
+        "observations": torch.randn(B, T, 3, generator=g),
+        "initial": torch.randn(B, N, 3, generator=g),
+    }
+    return data | {
+        "actions": torch.randn(B, T, 3, generator=g),
+        "seed": ops.make_seed(g, B),
+    }
 
 
 def tensors(beliefs):
-    yield from (beliefs.posterior.means, beliefs.posterior.log_weights, beliefs.predicted.means, beliefs.predicted.log_weights)
+    yield from (
+        beliefs.posterior.means,
+        beliefs.posterior.log_weights,
+        beliefs.predicted.means,
+        beliefs.predicted.log_weights,
+    )
     yield from (beliefs.ancestors, beliefs.collapsed, beliefs.log_evidence, beliefs.ess)
 
 
 def assert_same(got, want):
+    """Bit for bit; plain PyTorch, whose sums depend on the batch, is let off that."""
+    tolerance = 1e-5 if ops.reference_active() else 0
     for g, w in zip(got, want, strict=True):
-        torch.testing.assert_close(g, w, rtol=0, atol=0)
+        torch.testing.assert_close(g, w, rtol=tolerance, atol=tolerance)
 
 
 def within(samples, exact, errors=4.0, bias=0.0):
     """The mean over the first dimension is the exact value, within so many standard errors."""
     standard_error = samples.std(0) / math.sqrt(samples.size(0))
-    assert ((samples.mean(0) - exact).abs() <= errors * standard_error + bias).all(), (samples.mean(0), exact, standard_error)
+    assert ((samples.mean(0) - exact).abs() <= errors * standard_error + bias).all(), (
+        samples.mean(0),
+        exact,
+        standard_error,
+    )
 
 
 # ---- Against the Kalman filter ------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def run_linear(D, N, B, *, T=6, bandwidth=0.05, reverse=False, resampling="stratified", observed=None):
+def run_linear(
+    D,
+    N,
+    B,
+    *,
+    T=6,
+    bandwidth=0.05,
+    reverse=False,
+    resampling="stratified",
+    observed=None,
+):
     m = model(D).reversed() if reverse else model(D)
     y = simulate(model(D), T).float()
     f = mdps.MixtureDensityParticleFilter(
@@ -90,20 +124,32 @@ def run_linear(D, N, B, *, T=6, bandwidth=0.05, reverse=False, resampling="strat
         minimum_bandwidth=0.0,
     )
     observed = None if observed is None else observed.expand(B, T)
-    return f(y.expand(B, T, -1), stationary(m, B, N), observed=observed, seed=torch.tensor(5)), m, y.double()
+    return (
+        f(
+            y.expand(B, T, -1),
+            stationary(m, B, N),
+            observed=observed,
+            seed=torch.tensor(5),
+        ),
+        m,
+        y.double(),
+    )
 
 
 @pytest.mark.parametrize("D", [1, 2, 3])
 def test_converges_to_kalman(D):
     errors = []
     for N in (50, 800):
-        beliefs, m, y = run_linear(D, N, 300)
+        beliefs, m, y = run_linear(D, N, 1000)
         _, exact, evidence = kalman(m, y, 0.05)
-        mean, variance = beliefs.posterior.mean.double(), beliefs.posterior.variance.double() - 0.3**2
+        mean, variance = (
+            beliefs.posterior.mean.double(),
+            beliefs.posterior.variance.double() - 0.3**2,
+        )
         want = exact.means, exact.covariances.diagonal(dim1=-2, dim2=-1), evidence
         got = mean, variance, beliefs.log_evidence.double()
         for g, w in zip(got, want, strict=True):
-            within(g, w, bias=5 / N)
+            within(g, w, bias=10 / N)  # self-normalised weights: biased by O(1 / N)
         errors.append([((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)])
         assert not beliefs.collapsed.any()
     for few, many in zip(*errors, strict=True):
@@ -165,13 +211,22 @@ def test_on_the_circle_against_a_grid():
     exact = torch.stack(exact)
     space = mdps.StateSpace(angular=("heading",))
     f = mdps.MixtureDensityParticleFilter(
-        space, Turn(), Compass(), N, posterior_bandwidth=posterior, resampling_bandwidth=bandwidth
+        space,
+        Turn(),
+        Compass(),
+        N,
+        posterior_bandwidth=posterior,
+        resampling_bandwidth=bandwidth,
     )
     initial = 2 * math.pi * torch.rand(B, N, 1, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         belief = f(y.expand(B, -1), initial, seed=torch.tensor(0)).posterior
     assert (belief.means.abs() <= math.pi + 1e-6).all()
-    within(space.difference(belief.mean, exact.angle().float().unsqueeze(-1)), 0.0, bias=2 / N)
+    within(
+        space.difference(belief.mean, exact.angle().float().unsqueeze(-1)),
+        0.0,
+        bias=2 / N,
+    )
     within(belief.variance[..., 0].double(), 1 - exact.abs(), bias=2 / N)
 
 
@@ -197,7 +252,13 @@ class Slope(nn.Module):
 def two_steps(B, resampling="stratified", N=8):
     """The same N particles in every row, weighed, resampled, moved: E sum w x^2 is known."""
     f = mdps.MixtureDensityParticleFilter(
-        names(1), Still(), Slope(), N, resampling=resampling, posterior_bandwidth=0.3, minimum_bandwidth=0.0
+        names(1),
+        Still(),
+        Slope(),
+        N,
+        resampling=resampling,
+        posterior_bandwidth=0.3,
+        minimum_bandwidth=0.0,
     ).double()
     x = torch.linspace(-0.5, 2.0, N, dtype=torch.float64)
     w = torch.softmax(f.likelihood.slope * x, 0)
@@ -238,21 +299,34 @@ def per_row(f, squares, wrt):
 
 def test_gradient_of_the_evidence_against_kalman(monkeypatch):
     """d log p(y_1 ... y_T) through all resamplings; the truncated gradient, without IWSG, is far from it."""
-    m, B, N, runs = model(1), 10, 400, 20
+    m, B, N, runs = model(1), 40, 800, 30
     y = simulate(m, 6)
     exact = m._replace(**{k: getattr(m, k).clone().requires_grad_() for k in ("A", "C", "R")})
     want = torch.stack(torch.autograd.grad(kalman_evidence(exact, m.Q, y), [exact.A, exact.C, exact.R])).flatten()
 
     def gradient(run):
         f = mdps.MixtureDensityParticleFilter(
-            names(1), LinearDynamics(m), GaussianLikelihood(m), N, posterior_bandwidth=0.1, minimum_bandwidth=0.0
+            names(1),
+            LinearDynamics(m),
+            GaussianLikelihood(m),
+            N,
+            posterior_bandwidth=0.1,
+            minimum_bandwidth=0.0,
         )
-        evidence = f(y.float().expand(B, -1, -1), stationary(m, B, N, seed=run), seed=torch.tensor(run)).log_evidence
+        evidence = f(
+            y.float().expand(B, -1, -1),
+            stationary(m, B, N, seed=run),
+            seed=torch.tensor(run),
+        ).log_evidence
         grads = torch.autograd.grad(evidence.sum(1).mean(), [f.dynamics.A, f.likelihood.C, f.likelihood.R])
         return torch.cat([g.flatten() for g in grads]).double()
 
-    within(torch.stack([gradient(run) for run in range(runs)]), want, bias=10 / N)
-    monkeypatch.setattr(ops, "iwsg_log_weights", lambda z, means, log_weights, *_, **__: torch.zeros_like(log_weights))
+    within(torch.stack([gradient(run) for run in range(runs)]), want, bias=5 / N)
+    monkeypatch.setattr(
+        ops,
+        "iwsg_log_weights",
+        lambda z, means, log_weights, *_, **__: torch.zeros_like(log_weights),
+    )
     truncated = torch.stack([gradient(run) for run in range(runs)])
     assert ((truncated.mean(0) - want).abs() > 10 * truncated.std(0) / math.sqrt(runs)).all()
 
@@ -310,16 +384,28 @@ def test_online_is_the_sequence(reverse):
     want = f(**data, observed=observed)
     times = list(range(6))[:: -1 if reverse else 1]
     t = times[0]
-    states = [f.start(data["initial"], data["observations"][:, t], observed[:, t], data["seed"], time=t)]
+    states = [
+        f.start(
+            data["initial"],
+            data["observations"][:, t],
+            observed[:, t],
+            data["seed"],
+            time=t,
+        )
+    ]
     for t in times[1:]:
         action = data["actions"][:, t + reverse]
         states.append(f.step(states[-1], data["observations"][:, t], action, observed[:, t]))
     for s in states:
         t = s.time
         assert_same(
-            (*s.predicted, s.posterior.log_weights), [x[:, t] for x in (*list(tensors(want))[2:4], want.posterior.log_weights)]
+            (*s.predicted, s.posterior.log_weights),
+            [x[:, t] for x in (*list(tensors(want))[2:4], want.posterior.log_weights)],
         )
-        assert_same((s.ancestors, s.collapsed, s.log_evidence, s.ess), [x[:, t] for x in list(tensors(want))[4:]])
+        assert_same(
+            (s.ancestors, s.collapsed, s.log_evidence, s.ess),
+            [x[:, t] for x in list(tensors(want))[4:]],
+        )
         torch.testing.assert_close(f.posterior(s).mean, want.posterior.mean[:, t])
     if reverse:
         with pytest.raises(ValueError, match="a reverse filter ends at time 0"):
@@ -335,7 +421,10 @@ def test_unobserved_steps_keep_the_weights():
     assert beliefs.log_evidence[1, 2] == 0 and not beliefs.collapsed.any()
     before = f(**data)
     assert_same([x[:, :2] for x in tensors(beliefs)], [x[:, :2] for x in tensors(before)])
-    assert_same([x[[0, 2, 3]] for x in tensors(beliefs)], [x[[0, 2, 3]] for x in tensors(before)])
+    assert_same(
+        [x[[0, 2, 3]] for x in tensors(beliefs)],
+        [x[[0, 2, 3]] for x in tensors(before)],
+    )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -351,7 +440,13 @@ def test_which_action_moves_which_step(reverse):
             return particles[..., 0] * 0
 
     f = mdps.MixtureDensityParticleFilter(
-        names(1), Shift(), Flat(), 5, reverse=reverse, posterior_bandwidth=1e-4, minimum_bandwidth=0.0
+        names(1),
+        Shift(),
+        Flat(),
+        5,
+        reverse=reverse,
+        posterior_bandwidth=1e-4,
+        minimum_bandwidth=0.0,
     )
     path = torch.tensor([3.0, 4.0, 6.0, 10.0, 18.0])
     actions = path.diff(prepend=torch.zeros(1)).view(1, 5, 1)  # the first is never used
@@ -364,7 +459,11 @@ def test_which_action_moves_which_step(reverse):
 def test_angles_stay_wrapped_and_collapse_is_seen():
     class Blind(Distance):
         def forward(self, particles, observation):
-            return torch.where(observation[:, :1] > 0, super().forward(particles, observation), -math.inf)
+            return torch.where(
+                observation[:, :1] > 0,
+                super().forward(particles, observation),
+                -math.inf,
+            )
 
     f = mdps.MixtureDensityParticleFilter(POSE, Drift(), Blind(), 7)
     data = pose_data()
@@ -415,6 +514,7 @@ def test_module():
     torch.testing.assert_close(f.resampling_bandwidth(), torch.full((3,), 0.2))
 
 
+@pytest.mark.skipif(ops.reference_active(), reason="references are not made for it")
 def test_compiles_in_one_graph():
     f, data = pose_filter(), pose_data(T=3)
 
@@ -424,7 +524,10 @@ def test_compiles_in_one_graph():
 
     lengths, parameters = torch.tensor([3, 2, 3, 1]), list(f.parameters())
     torch._dynamo.reset()
-    got, want = torch.compile(loss, fullgraph=True, backend="aot_eager")(lengths), loss(lengths)
+    got, want = (
+        torch.compile(loss, fullgraph=True, backend="aot_eager")(lengths),
+        loss(lengths),
+    )
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters))
 
@@ -438,7 +541,11 @@ def test_functional_gradient():
         return -beliefs.posterior.log_prob(data["observations"]).mean()
 
     got = torch.func.grad(loss)(parameters)
-    for name, want in zip(parameters, torch.autograd.grad(loss(parameters), list(parameters.values())), strict=True):
+    for name, want in zip(
+        parameters,
+        torch.autograd.grad(loss(parameters), list(parameters.values())),
+        strict=True,
+    ):
         torch.testing.assert_close(got[name], want)
 
 
@@ -459,21 +566,50 @@ def test_functions_will_do():
             ValueError,
             r"initial: expected shape \(B, N, D\) with N = 7 and D = 3, got \(4, 8, 3\)",
         ),
+        ({"initial": torch.zeros(4, 7, 3).double()}, TypeError, "initial: expected dtype torch.float32, that of the filter's"),
         ({"initial": [1.0]}, TypeError, "initial: expected a tensor, got list"),
-        ({"observations": torch.zeros(3, 6, 3)}, ValueError, r"observations: expected shape .* B = 4.*, got \(3, 6, 3\)"),
+        (
+            {"observations": torch.zeros(3, 6, 3)},
+            ValueError,
+            r"observations: expected shape .* B = 4.*, got \(3, 6, 3\)",
+        ),
         ({"observations": torch.zeros(4, 0, 3)}, ValueError, "T >= 1"),
-        ({"actions": torch.zeros(4, 5, 3)}, ValueError, r"actions: expected shape .* = \(4, 6\), got \(4, 5, 3\)"),
+        (
+            {"actions": torch.zeros(4, 5, 3)},
+            ValueError,
+            r"actions: expected shape .* = \(4, 6\), got \(4, 5, 3\)",
+        ),
         (
             {"observed": torch.ones(4, 5, dtype=torch.bool)},
             ValueError,
             r"observed: expected shape \(B, T\) = \(4, 6\), got \(4, 5\)",
         ),
-        ({"observed": torch.ones(4, 6)}, TypeError, "observed: expected dtype torch.bool, got torch.float32"),
-        ({"lengths": torch.ones(3, dtype=torch.int64)}, ValueError, r"lengths: expected shape \(B,\) = \(4,\), got \(3,\)"),
+        (
+            {"observed": torch.ones(4, 6)},
+            TypeError,
+            "observed: expected dtype torch.bool, got torch.float32",
+        ),
+        (
+            {"lengths": torch.ones(3, dtype=torch.int64)},
+            ValueError,
+            r"lengths: expected shape \(B,\) = \(4,\), got \(3,\)",
+        ),
         ({"lengths": torch.ones(4)}, TypeError, "lengths: expected dtype torch.int64"),
-        ({"lengths": torch.tensor([1, 2, 7, 3])}, ValueError, r"lengths: expected 1 to T = 6, got \[1, 2, 7, 3\]"),
-        ({"lengths": torch.tensor([1, 2, 0, 3])}, ValueError, "lengths: expected 1 to T = 6"),
-        ({"seed": torch.ones(3, dtype=torch.int64)}, ValueError, r"seed: expected shape \(\) or \(B,\) = \(4,\), got \(3,\)"),
+        (
+            {"lengths": torch.tensor([1, 2, 7, 3])},
+            ValueError,
+            r"lengths: expected 1 to T = 6, got \[1, 2, 7, 3\]",
+        ),
+        (
+            {"lengths": torch.tensor([1, 2, 0, 3])},
+            ValueError,
+            "lengths: expected 1 to T = 6",
+        ),
+        (
+            {"seed": torch.ones(3, dtype=torch.int64)},
+            ValueError,
+            r"seed: expected shape \(\) or \(B,\) = \(4,\), got \(3,\)",
+        ),
         ({"seed": 3}, TypeError, "seed: expected a tensor, got int"),
     ],
 )
@@ -485,15 +621,23 @@ def test_errors(change, error, words):
 def test_errors_of_networks_and_options():
     with pytest.raises(ValueError, match="n_particles: expected at least 1, got 0"):
         pose_filter(0)
+    with pytest.raises(ValueError, match="resampling: expected one of .*, got 'optimal'"):
+        pose_filter(resampling="optimal")
     with pytest.raises(ValueError, match="bandwidth: expected more than the minimum"):
         pose_filter(minimum_bandwidth=0.6)
     with pytest.raises(ValueError, match="posterior_bandwidth: expected one number or 3"):
         pose_filter(posterior_bandwidth=(0.1, 0.2))
     f = pose_filter()
     f.likelihood.forward = lambda particles, observation: particles
-    with pytest.raises(ValueError, match=r"likelihood: expected to return shape \(4, 7\), got \(4, 7, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"likelihood: expected to return shape \(4, 7\), got \(4, 7, 3\)",
+    ):
         f(**pose_data())
     f = pose_filter()
     f.dynamics.forward = lambda particles, noise, action: particles[..., :2]
-    with pytest.raises(ValueError, match=r"dynamics: expected to return shape \(4, 7, 3\), got \(4, 7, 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"dynamics: expected to return shape \(4, 7, 3\), got \(4, 7, 2\)",
+    ):
         f(**pose_data())

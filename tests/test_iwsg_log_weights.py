@@ -37,7 +37,11 @@ Z, MEANS, WEIGHTS, BANDWIDTHS = mixture(2, 20, 5, 3, 1)(torch.Generator().manual
 test_errors = check_errors(
     [
         (lambda: ops.iwsg_log_weights(Z, MEANS[0], WEIGHTS, BANDWIDTHS), ValueError, "samples|x: expected shape"),
-        (lambda: ops.iwsg_log_weights(Z.float(), MEANS, WEIGHTS, BANDWIDTHS), TypeError, "means: expected the dtype of samples"),
+        (
+            lambda: ops.iwsg_log_weights(Z.float(), MEANS, WEIGHTS, BANDWIDTHS),
+            TypeError,
+            "means: expected the dtype of samples",
+        ),
         (lambda: ops.iwsg_log_weights(Z, MEANS, WEIGHTS, BANDWIDTHS, n_angular=9), ValueError, "n_angular"),
     ]
 )

@@ -113,7 +113,9 @@ CASES = [
     case("sixteen dimensions", mixture(1, 17, 4, 16, 7, spread=1.0, width=2.0), 7),
     case("several tiles and chunks", mixture(1, 1300, 37, 3, 1, shared=False), 1, gradcheck=False, vmap=False),
     case("many components", mixture(2, 70, 1030, 3, 1), 1, gradcheck=False, vmap=False),
-    case("no leading dimension", lambda g: tuple(a[0] if a.dim() > 1 else a for a in mixture(1, 20, 7, 3, 1)(g)), 1, vmap=False),
+    case(
+        "no leading dimension", lambda g: tuple(a[0] if a.dim() > 1 else a for a in mixture(1, 20, 7, 3, 1)(g)), 1, vmap=False
+    ),
     case(
         "two leading dimensions",
         lambda g: tuple(a.unflatten(0, (2, 2)) if a.dim() > 1 else a for a in mixture(4, 20, 7, 3, 1)(g)),
@@ -148,12 +150,20 @@ test_errors = check_errors(
         (call(x=X[0]), ValueError, r"x: expected shape \(..., M, D\) = \(2, 20, 3\), got \(20, 3\)"),
         (call(x=X[..., :2]), ValueError, r"x: expected shape"),
         (call(log_weights=WEIGHTS[:, 1:]), ValueError, r"log_weights: expected shape \(..., N\) = \(2, 5\), got \(2, 4\)"),
-        (call(bandwidths=BANDWIDTHS[:2]), ValueError, r"bandwidths: expected shape \(D,\) or \(..., D\) = \(2, 3\), got \(2,\)"),
+        (
+            call(bandwidths=BANDWIDTHS[:2]),
+            ValueError,
+            r"bandwidths: expected shape \(D,\) or \(..., D\) = \(2, 3\), got \(2,\)",
+        ),
         (call(bandwidths=0 * BANDWIDTHS), ValueError, "bandwidths: expected positive finite numbers, got another one in row 0"),
         (call(bandwidths=BANDWIDTHS * math.nan), ValueError, "bandwidths: expected positive finite numbers"),
         (call(n_angular=4), ValueError, "n_angular: expected 0 to 3"),
         (call(n_angular=-1), ValueError, "n_angular: expected 0 to 3"),
-        (call(X[..., :0], MEANS[..., :0], WEIGHTS, BANDWIDTHS[:0], 0), ValueError, "expected states of 1 to 16 dimensions, got 0"),
+        (
+            call(X[..., :0], MEANS[..., :0], WEIGHTS, BANDWIDTHS[:0], 0),
+            ValueError,
+            "expected states of 1 to 16 dimensions, got 0",
+        ),
         (call(x=X.to("meta")), ValueError, "means: expected the device of x, meta, got cpu"),
     ]
 )

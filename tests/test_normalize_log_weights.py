@@ -82,9 +82,17 @@ TestOperator = checks(CASES)
 test_errors = check_errors(
     [
         (lambda: ops.normalize_log_weights([1.0]), TypeError, "log_weights: expected a tensor, got list"),
-        (lambda: ops.normalize_log_weights(torch.ones(2, dtype=torch.int64)), TypeError, "log_weights: expected dtype float32 or"),
+        (
+            lambda: ops.normalize_log_weights(torch.ones(2, dtype=torch.int64)),
+            TypeError,
+            "log_weights: expected dtype float32 or",
+        ),
         (lambda: ops.normalize_log_weights(torch.tensor(1.0)), ValueError, r"log_weights: expected shape \(..., N\)"),
-        (lambda: ops.normalize_log_weights(torch.ones(2, 0)), ValueError, r"log_weights: expected shape \(..., N\) with N >= 1"),
+        (
+            lambda: ops.normalize_log_weights(torch.ones(2, 0)),
+            ValueError,
+            r"log_weights: expected shape \(..., N\) with N >= 1",
+        ),
         (
             lambda: torch.ops.mdps.normalize_log_weights(torch.ones(2)),
             RuntimeError,

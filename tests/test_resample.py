@@ -197,7 +197,7 @@ def test_100000_equal_weights(scheme, dtype):
         a = ops.resample(torch.full((1, n), value, dtype=dtype), torch.tensor(3), scheme=scheme)[0]
         if scheme in ("systematic", "residual", "stratified"):
             assert torch.equal(a, torch.arange(n))
-        assert 0 <= a.min() and a.max() < n
+        assert a.min() >= 0 and a.max() < n
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -209,7 +209,7 @@ def test_random_rows_against_float64(scheme):
         x[torch.rand(64, n, generator=g) < 0.3] = -math.inf
         x[:, n // 2] = 0.0
         a = ops.resample(x, torch.tensor(5), m, scheme=scheme)
-        assert 0 <= a.min() and a.max() < n
+        assert a.min() >= 0 and a.max() < n
         assert (x.gather(1, a) > -math.inf).all()
         counts = torch.zeros(64, n).scatter_add_(1, a, torch.ones(64, m))
         share = m * x.double().softmax(1)

@@ -75,6 +75,10 @@ test_errors = check_errors(
         (lambda: ops.two_filter_log_prob(*ARGS, n_angular=1, mixing=1.5), ValueError, "mixing: expected 0 to 1, got 1.5"),
         (lambda: ops.two_filter_log_prob(*ARGS[:6], -ARGS[6], n_angular=1), ValueError, "bandwidths: expected positive"),
         (lambda: ops.two_filter_log_prob(*ARGS[:5], ARGS[5][0], ARGS[6]), ValueError, "log_weights: expected shape"),
-        (lambda: ops.two_filter_log_prob(*ARGS[:6], ARGS[6].float()), TypeError, "backward_bandwidths: expected the dtype of x"),
+        (
+            lambda: ops.two_filter_log_prob(*ARGS[:6], ARGS[6].float()),
+            TypeError,
+            "backward_bandwidths: expected the dtype of x",
+        ),
     ]
 )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from . import ops
 from .mixture import Bandwidth, Mixture
+from .ops.resample import SCHEMES
 from .sequences import Sequences, check_particles, encode, for_sequence, prepare
 from .state_space import StateSpace
 
@@ -142,6 +143,8 @@ class MixtureDensityParticleFilter(nn.Module):
         super().__init__()
         if n_particles < 1:
             raise ValueError(f"n_particles: expected at least 1, got {n_particles}")
+        if resampling not in SCHEMES:
+            raise ValueError(f"resampling: expected one of {list(SCHEMES)}, got {resampling!r}")
         self.space, self.n_particles, self.reverse, self.resampling = space, n_particles, reverse, resampling
         self.dynamics, self.likelihood = dynamics, likelihood
         self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, space, name="posterior_bandwidth")
@@ -176,7 +179,7 @@ class MixtureDensityParticleFilter(nn.Module):
         Raises:
             TypeError, ValueError: an argument of the wrong type or shape, and which.
         """
-        check_particles("initial", initial, self.n_particles, self.space.size)
+        self.check_particles("initial", initial)
         sequence = prepare(observations, actions, lengths, observed, seed, initial.size(0))
         T = observations.size(1)
         codes = encode(self.likelihood, sequence.observations).unbind(1)
@@ -212,7 +215,7 @@ class MixtureDensityParticleFilter(nn.Module):
             initial: (B, N, D). observation: (B, ...). observed: bool (B,). seed: int64 () or (B,).
             time: index of this step; for a reverse filter, which counts down, T - 1.
         """
-        check_particles("initial", initial, self.n_particles, self.space.size)
+        self.check_particles("initial", initial)
         sequence = prepare(observation.unsqueeze(1), None, None, _one_step(observed), seed, initial.size(0))
         predicted, ancestors = self._begin(initial)
         return self._update_online(self._models(), time, sequence, predicted, ancestors)
@@ -238,6 +241,10 @@ class MixtureDensityParticleFilter(nn.Module):
         models = self._models()
         predicted, ancestors = self._predict(models, state.posterior, draws[0], noise[0], move)
         return self._update_online(models, time, sequence, predicted, ancestors)
+
+    def check_particles(self, name: str, particles: Tensor) -> None:
+        """Raise TypeError or ValueError unless these can be the filter's first particles, (B, N, D)."""
+        check_particles(name, particles, self.n_particles, self.space.size, self.posterior_bandwidth.minimum.dtype)
 
     def posterior(self, state: FilterState) -> Mixture:
         """Return the belief of an online state, batch shape (B,)."""

@@ -60,9 +60,11 @@ def prepare(
     return Sequences(observations, actions, observed, lengths, row_seeds(seed, batch, device))
 
 
-def check_particles(name: str, particles: Tensor, n_particles: int, size: int) -> None:
+def check_particles(name: str, particles: Tensor, n_particles: int, size: int, dtype: torch.dtype) -> None:
     """Check particles (B, N, D)."""
     _tensor(name, particles)
+    if particles.dtype != dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, that of the filter's parameters, got {particles.dtype}")
     if particles.dim() != 3 or particles.shape[1:] != (n_particles, size):
         expected = f"(B, N, D) with N = {n_particles} and D = {size}"
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter
 from .mixture import Bandwidth, Mixture
-from .sequences import check_particles, encode, masked, prepare, row_seeds
+from .sequences import encode, masked, prepare, row_seeds
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -180,8 +180,8 @@ class MixtureDensityParticleSmoother(nn.Module):
         return SmootherBeliefs(smoothed, forward, backward, collapsed)
 
     def _row_seeds(self, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
-        check_particles("initial", initial, self.forward_filter.n_particles, self.space.size)
-        check_particles("final", final, self.backward_filter.n_particles, self.space.size)
+        self.forward_filter.check_particles("initial", initial)
+        self.backward_filter.check_particles("final", final)
         return row_seeds(seed, initial.size(0), initial.device)
 
     def _propose(self, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+
 from bench.timing import interleaved
 from mdps import ops
 
