@@ -101,7 +101,7 @@ def learning_curves(history: list[dict[str, Any]]) -> plt.Figure:
             plt.Line2D([], [], color="0.3", lw=1.3, label="validation"),
             plt.Line2D([], [], color="0.3", lw=0.7, ls=":", label="training"),
         ]
-        ax.legend(handles=handles, loc="upper right", ncols=2)
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, columnspacing=1.2)
     return figure
 
 
@@ -122,7 +122,9 @@ def likelihood_over_time(beliefs: dict[str, Mixture], states: Tensor) -> plt.Fig
         for ax in axes:
             ax.set_xlabel("step")
             ax.set_xlim(1, states.size(1))
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        quartiles = plt.Rectangle((0, 0), 1, 1, color="0.5", alpha=0.3, lw=0)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend([*handles, quartiles], [*labels, "quartiles over sequences"], loc="outside upper center", ncols=4)
     return figure
 
 
@@ -142,9 +144,9 @@ def _scene(ax, states, t, bearing):
 
 
 def _belief(ax, belief, colour):
-    line = torch.linspace(-EXTENT, EXTENT, 161, dtype=belief.means.dtype)
+    line = torch.linspace(-EXTENT, EXTENT, 121, dtype=belief.means.dtype)
     grid = torch.cartesian_prod(line, line)
-    density = belief.marginal(("x", "y")).log_prob_many(grid).exp().view(161, 161).T
+    density = belief.marginal(("x", "y")).log_prob_many(grid).exp().view(121, 121).T
     cloud = LinearSegmentedColormap.from_list("cloud", [(1, 1, 1, 0), (*matplotlib.colors.to_rgb(colour), 0.75)])
     ax.imshow(
         density.sqrt().numpy(),
@@ -156,8 +158,8 @@ def _belief(ax, belief, colour):
         interpolation="bilinear",
     )
     weights = belief.log_weights.exp()
-    opacity = (0.12 + 0.88 * weights / weights.max()).tolist()
-    _arrows(ax, belief.means, [(*matplotlib.colors.to_rgb(colour), a) for a in opacity], length=1.1, width=0.006, zorder=4)
+    opacity = (0.25 + 0.75 * weights / weights.max()).tolist()
+    _arrows(ax, belief.means, [(*matplotlib.colors.to_rgb(colour), a) for a in opacity], length=1.5, width=0.008, zorder=4)
 
 
 def _arrows(ax, poses, colours, length, width, zorder):
