@@ -277,3 +277,23 @@ def test_mixed_seeds_differ():
     seeds = {staged.mix(a, b, c) for a in range(20) for b in range(20) for c in range(5)}
     assert len(seeds) == 2000 and all(0 <= s < 2**63 for s in seeds)
     assert staged.mix(1, 2) == staged.mix(1, 2) != staged.mix(2, 1)
+
+
+def test_early_stop_and_plateau(tmp_path):
+    """Rates of zero: nothing gets better after the first epoch, so the rate falls and the stage ends on schedule."""
+    flags = ["--rate-factor", "0", "--max-epochs", "9", "--patience", "3", "--min-epochs", "6", "--method", "mdpf"]
+    train(tmp_path, *flags, plateau_patience=9)
+    assert [row["epoch"] for row in history(tmp_path) if row["stage"] == 1] == [0, 1, 2, 3, 4, 5]
+    (tmp_path / "run/stage_2/finished.json").unlink()  # as if it had stopped just before
+    before = weights(tmp_path)
+    train(tmp_path, *flags, plateau_patience=9)
+    assert len(history(tmp_path)) == 12 and all(torch.equal(a, b) for a, b in zip(before.values(), weights(tmp_path).values()))
+
+
+def test_a_loss_that_is_never_finite_is_reported(tmp_path, monkeypatch):
+    def nan(self, batch, names, seed):
+        return {n: sum(p.sum() for p in self.parameters()) * torch.nan for n in names}
+
+    monkeypatch.setattr(bearings_only.Tracker, "losses", nan)
+    with pytest.raises(FloatingPointError, match="stage 1, filters"):
+        train(tmp_path)

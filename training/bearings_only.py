@@ -88,8 +88,8 @@ class Configuration:
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "demo": {
-        "n_training": 1000, "n_validation": 200, "n_evaluation": 500, "first_stage_epochs": 30, "max_epochs": 12, "min_epochs": 12,
-        "rate_factor": 10.0, "resampling_bandwidth": 0.75, "posterior_bandwidth": 1.0,
+        "n_training": 1000, "n_validation": 200, "n_evaluation": 500, "first_stage_epochs": 30, "max_epochs": 12,
+        "min_epochs": 12, "rate_factor": 10.0, "resampling_bandwidth": 0.75, "posterior_bandwidth": 1.0,
     },
 }  # fmt: skip
 

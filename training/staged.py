@@ -102,8 +102,7 @@ class StagedModule(L.LightningModule):
         self.plateau_state = checkpoint["plateau"]
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        loss = self._loss(batch, mix(self.seed, 1, self.stage_index, self.current_epoch, index), "training")
-        return loss
+        return self._loss(batch, mix(self.seed, 1, self.stage_index, self.current_epoch, index), "training")
 
     def validation_step(self, batch: Any, index: int) -> None:
         self._loss(batch, mix(self.seed, 2, index), "validation")
@@ -222,6 +221,9 @@ class EpochEnd(Callback):
         self.rows[:] = state["rows"]
         self.best, self.epochs_since_best = state["best"], state["epochs_since_best"]
 
+    def on_train_start(self, trainer, module):
+        self._stop_early(trainer, module.schedule, len(self.rows))
+
     def on_train_epoch_start(self, trainer, module):
         self.started = time.monotonic()
 
@@ -235,13 +237,15 @@ class EpochEnd(Callback):
         better = numbers[VALIDATION] < self.best
         self.best, self.epochs_since_best = (numbers[VALIDATION], 0) if better else (self.best, self.epochs_since_best + 1)
         module.plateau.step(numbers[VALIDATION])
-        schedule = module.schedule
-        if self.epochs_since_best >= schedule.patience and trainer.current_epoch + 1 >= schedule.min_epochs:
-            trainer.should_stop = True
+        self._stop_early(trainer, module.schedule, trainer.current_epoch + 1)
         for name in ("best", "last") if better else ("last",):
             unfinished = self.folder / "unfinished.ckpt"
             trainer.save_checkpoint(unfinished)
             os.replace(unfinished, self.folder / f"{name}.ckpt")
+
+    def _stop_early(self, trainer, schedule, n_epochs):
+        if self.epochs_since_best >= schedule.patience and n_epochs >= schedule.min_epochs:
+            trainer.should_stop = True
 
 
 def train(
@@ -254,7 +258,12 @@ def train(
     accelerator: str,
 ) -> None:
     """Train a model through its stages, going on where an earlier call in the same folder stopped; it ends with the last
-    stage's best weights. What was learned is in folder/stage_K, the numbers of every epoch in folder/history.jsonl."""
+    stage's best weights. What was learned is in folder/stage_K, the numbers of every epoch in folder/history.jsonl.
+
+    Raises:
+        KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folder.
+        FloatingPointError: no epoch of a stage had a finite validation loss.
+    """
     for index, stage in enumerate(stages):
         stage_folder = folder / f"stage_{index + 1}"
         finished, last, best = stage_folder / "finished.json", stage_folder / "last.ckpt", stage_folder / "best.ckpt"
@@ -278,6 +287,10 @@ def train(
         module = StagedModule(model, stage, schedule, seed, index)
         with _interruptible(trainer):
             trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
+        if not best.exists():
+            raise FloatingPointError(
+                f"stage {index + 1}, {stage.name}: no epoch had a finite validation loss; lower rate_factor"
+            )
         model.load_state_dict(_weights(best))
         finished.write_text(
             json.dumps(
@@ -290,6 +303,7 @@ def train(
                 indent=2,
             )
         )
+    model.requires_grad_(True)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -320,9 +334,11 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning.*|torchmetrics.*|torch\.utils\._pytree|torch\.jit.*")
         warnings.filterwarnings("ignore", message=r".*(does not have many workers|LeafSpec|treespec|isinstance\(treespec).*")
-        yield
-    for logger, level in zip(loggers, before, strict=True):
-        logger.setLevel(level)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before):
+                logger.setLevel(level)
 
 
 @contextmanager
