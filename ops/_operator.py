@@ -45,6 +45,7 @@ def operator(
     call for inspect.signature; the form with ctx costs 5 us.
     """
     op = getattr(torch.ops.mdps, name).default
+    tensors = [i for i, a in enumerate(op._schema.arguments) if "Tensor" in str(a.type)]
     save = save or _save_nothing
     backward = backward or _refuse(name)
 
@@ -75,18 +76,13 @@ def operator(
     def call(*args):
         if transforms_active() or forward_ad._current_level >= 0:
             return Transformable.apply(*args)  # torch.func; refuses forward mode
-        if is_grad_enabled() and _any_requires_grad(args):
-            return eager(*args)
+        if is_grad_enabled():
+            for i in tensors:
+                if (a := args[i]) is not None and a.requires_grad:
+                    return eager(*args)
         return op(*args)
 
     return call
-
-
-def _any_requires_grad(args):
-    for a in args:
-        if isinstance(a, Tensor) and a.requires_grad:
-            return True
-    return False
 
 
 def _save_nothing(ctx, inputs, output):

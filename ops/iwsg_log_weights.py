@@ -5,7 +5,7 @@ from torch import Tensor
 
 from . import _arguments as check
 from ._operator import map_batch, operator, reference_active
-from .mixture_log_prob import flatten, mixture_log_prob_reference, mixture_shapes
+from .mixture_log_prob import flat_mixture, mixture_log_prob_reference, mixture_shapes
 
 _NAMES = ("samples", "means", "log_weights", "bandwidths")
 
@@ -30,15 +30,19 @@ def iwsg_log_weights(samples: Tensor, means: Tensor, log_weights: Tensor, bandwi
     Cost: O(M) forward; O(MN) time and O(M + N) memory in backward, the only pass that needs the mixture.
     Source: the paper's equation of the IWSG, section 2.3; Younis & Sudderth 2023.
     """
+    if not reference_active():
+        try:  # The operator checks its arguments; what it refuses is looked at below.
+            if samples.dim() == 3:
+                return _iwsg_log_weights(samples, means, log_weights, bandwidths, n_angular)
+        except (AttributeError, RuntimeError, TypeError):
+            pass
     samples, means, log_weights, bandwidths = check.reals(_NAMES, samples, means, log_weights, bandwidths)
     lead = mixture_shapes(samples, means, log_weights, bandwidths, n_angular)
     if reference_active():
         return iwsg_log_weights_reference(samples, means, log_weights, bandwidths, n_angular)
-    if len(lead) == 1:
-        return _iwsg_log_weights(samples, means, log_weights, bandwidths, n_angular)
-    flat = (flatten(t, len(lead)) for t in (samples, means, log_weights))
-    shared = bandwidths if bandwidths.dim() == 1 else flatten(bandwidths, len(lead))
-    return _iwsg_log_weights(*flat, shared, n_angular).reshape(*lead, samples.size(-2))
+    return _iwsg_log_weights(*flat_mixture(lead, samples, means, log_weights, bandwidths), n_angular).reshape(
+        *lead, samples.size(-2)
+    )
 
 
 def iwsg_log_weights_reference(
@@ -69,6 +73,7 @@ map_batch("iwsg_log_weights_backward", shared={4: 2})
 
 @torch.library.register_fake("mdps::iwsg_log_weights")
 def _(samples, means, log_weights, bandwidths, n_angular):
+    mixture_shapes(*check.reals(_NAMES, samples, means, log_weights, bandwidths), n_angular)
     return samples.new_empty(samples.shape[:2])
 
 

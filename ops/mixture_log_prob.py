@@ -35,16 +35,18 @@ def mixture_log_prob(x: Tensor, means: Tensor, log_weights: Tensor, bandwidths: 
     Cost: O(MN) time, O(M + N) memory, forward and backward; gradients to all four tensors. Where all components are dead the
     gradient is 0. Source: the paper's equation for m(x_t | x_t^(:), w_t^(:), beta), section 2.3.
     """
+    if not reference_active():
+        try:  # The operator checks its arguments; what it refuses is looked at below, and refused or made to fit.
+            if x.dim() == 3:
+                return _mixture_log_prob(x, means, log_weights, bandwidths, n_angular)[0]
+        except (AttributeError, RuntimeError, TypeError):
+            pass
     x, means, log_weights, bandwidths = check.reals(_NAMES, x, means, log_weights, bandwidths)
     lead = mixture_shapes(x, means, log_weights, bandwidths, n_angular)
     if reference_active():
         return mixture_log_prob_reference(x, means, log_weights, bandwidths, n_angular)
     try:
-        if len(lead) == 1:
-            return _mixture_log_prob(x, means, log_weights, bandwidths, n_angular)[0]
-        flat = (flatten(t, len(lead)) for t in (x, means, log_weights))
-        shared = bandwidths if bandwidths.dim() == 1 else flatten(bandwidths, len(lead))
-        return _mixture_log_prob(*flat, shared, n_angular)[0].reshape(*lead, x.size(-2))
+        return _mixture_log_prob(*flat_mixture(lead, x, means, log_weights, bandwidths), n_angular)[0].reshape(*lead, x.size(-2))
     except RuntimeError as error:
         raise check.named(error) from None
 
@@ -62,9 +64,10 @@ def mixture_shapes(x: Tensor, means: Tensor, log_weights: Tensor, bandwidths: Te
     return x.shape[:-2]
 
 
-def flatten(tensor: Tensor, n: int) -> Tensor:
-    """Merge the first n dimensions into one, even if there are none."""
-    return tensor.unsqueeze(0) if n == 0 else tensor.flatten(0, n - 1)
+def flat_mixture(lead: torch.Size, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Merge the leading dimensions into one, even if there are none; bandwidths (D,) stay as they are."""
+    n = len(lead)
+    return tuple(t.unsqueeze(0) if n == 0 else t if t.dim() == 1 else t.flatten(0, n - 1) for t in tensors)
 
 
 def kernel_log_prob(difference: Tensor, bandwidths: Tensor, n_angular: int) -> Tensor:
@@ -105,6 +108,7 @@ map_batch("mixture_log_prob_backward", shared={4: 3})
 
 @torch.library.register_fake("mdps::mixture_log_prob")
 def _(x, means, log_weights, bandwidths, n_angular):
+    mixture_shapes(*check.reals(_NAMES, x, means, log_weights, bandwidths), n_angular)
     return x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2])
 
 

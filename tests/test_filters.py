@@ -15,6 +15,7 @@ from torch import nn
 
 import mdps
 from mdps import ops
+from mdps.sequences import time_seeds
 
 POSE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
 
@@ -498,6 +499,16 @@ def test_seeds():
     assert not torch.equal(rows[0], rows[1])
 
 
+def test_seeds_of_times():
+    seed = ops.split_seed(torch.tensor(0), 3)
+    every = time_seeds(seed, range(2500), 0)
+    assert every.shape == (3, 2500) and every.unique().numel() == 7500
+    for times in (range(1), range(1023, 1024), range(1024, 1025), range(1000, 1030), range(2100, 2500)):
+        assert torch.equal(time_seeds(seed, times, 0), every[:, times.start : times.stop])
+    assert torch.equal(time_seeds(seed[1:2], range(7), 0), every[1:2, :7])
+    assert not torch.isin(time_seeds(seed, range(2500), 1), every).any()
+
+
 # ---- As a module --------------------------------------------------------------------------------------------------------
 
 
@@ -547,6 +558,13 @@ def test_functional_gradient():
         strict=True,
     ):
         torch.testing.assert_close(got[name], want)
+
+
+@pytest.mark.parametrize("B, T, N", [(0, 3, 2), (2, 1, 3), (1, 4, 1)])
+def test_small_sizes(B, T, N):
+    beliefs = pose_filter(N)(**pose_data(B, T, N))
+    assert beliefs.posterior.log_prob(torch.zeros(B, T, 3)).shape == (B, T)
+    assert beliefs.ancestors.shape == (B, T, N) and beliefs.posterior.mean.isfinite().all()
 
 
 def test_functions_will_do():

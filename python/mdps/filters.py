@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import ops
 from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
-from .sequences import Sequences, check_particles, encode, for_sequence, prepare
+from .sequences import Sequences, check_particles, encode, for_sequence, prepare, time_seeds
 from .state_space import StateSpace
 
 
@@ -228,8 +228,6 @@ class MixtureDensityParticleFilter(nn.Module):
         Args:
             observation: (B, ...). observed: bool (B,).
             action: (B, ...): what led from the state's time to the new one; of a reverse filter, from the new one to it.
-
-        Seeds are derived again at each step, at a cost of some nanoseconds times the index of the step.
         """
         time = state.time - 1 if self.reverse else state.time + 1
         if time < 0:
@@ -310,8 +308,8 @@ class MixtureDensityParticleFilter(nn.Module):
     def _random(self, seed: Tensor, times: range, like: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Seeds (B,) of the draws and noise (B, N, K) for each of these times; they depend on seed (B,) and time alone."""
         B, N = like.shape[:2]
-        draws = ops.split_seed(seed, times.stop)[:, times.start :].mT.contiguous()
-        keys = ops.split_seed(seed, times.stop, stream=1)[:, times.start :].mT.flatten()
+        draws = time_seeds(seed, times, 0).mT.contiguous()
+        keys = time_seeds(seed, times, 1).mT.flatten()
         noise = ops.philox_normal(keys, (len(times) * B, N, self.dynamics.noise_size), dtype=like.dtype)
         return draws.unbind(0), noise.view(len(times), B, N, self.dynamics.noise_size).unbind(0)
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from . import ops
 
+_BLOCK = 1024
+
 
 class Sequences(NamedTuple):
     """Observations and what goes with them, B sequences of T steps."""
@@ -80,6 +82,20 @@ def row_seeds(seed: Tensor | None, batch: int, device: torch.device) -> Tensor:
     if seed.shape != (batch,):
         raise ValueError(f"seed: expected shape () or (B,) = {(batch,)}, got {tuple(seed.shape)}")
     return seed
+
+
+def time_seeds(seed: Tensor, times: range, stream: int) -> Tensor:
+    """Return a seed for each of these times (one after the other), int64 (B, len(times)), from seed (B,).
+
+    Those of a time are the same in whatever range it occurs. A block of 1024 times has a seed, from which those of its times
+    are split, so that even a late time on its own costs no more than some 10 us.
+    """
+    first, last = times.start // _BLOCK, (times.stop - 1) // _BLOCK
+    offset = first * _BLOCK
+    blocks = ops.split_seed(seed, last + 1, stream=stream)[:, first:].flatten()
+    n = _BLOCK if first < last else times.stop - offset
+    seeds = ops.split_seed(blocks, n).view(seed.size(0), (last + 1 - first) * n)
+    return seeds[:, times.start - offset : times.stop - offset]
 
 
 def encode(network: Any, observations: Tensor) -> Tensor:

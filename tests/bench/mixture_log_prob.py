@@ -77,35 +77,46 @@ def fma_rate():
         return (lambda: peak(200_000)), 12 * 200_000, 16 if wide else 8
 
 
+def row(name, size, pairs, times, limit, others):
+    """One line: ours in ms and Gpair/s, its share of the port limit, the others in ms and as ratios."""
+    rate = pairs / times["mdps"]
+    share = f"{rate / limit:8.2f}" if limit else " " * 8
+    line = f"{size:>20} {name:>8} {times['mdps'] * 1e3:10.3f} {rate / 1e9:8.2f} {share}"
+    for k in others:
+        line += f" {times[k] * 1e3:10.3f} {times[k] / times['mdps']:7.1f}x"
+    print(line, flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64
     peak, peak_count, lanes = fma_rate()
-    compiled = torch.compile(clamped_form, dynamic=False)
-    print("mixture_log_prob, float32, one thread: milliseconds, and how many times as long the others take")
-    print(f"{'B x M x N':>18} {'':>9} {'mdps':>9} {'Gpair/s':>8} {'of limit':>8} {'compile+clamp':>14} {'eager':>10}   ratios")
+    print(
+        "mixture_log_prob, float32, one thread: milliseconds, share of the port limit, and how many times as long others take"
+    )
+    print(f"{'B x M x N':>20} {'':>8} {'mdps':>10} {'Gpair/s':>8} {'of limit':>8} {'compile+clamp':>19} {'eager':>19}")
     for b, m, n in SIZES:
         g = torch.Generator().manual_seed(0)
         args = [torch.rand(b, m, 3, generator=g) * 20, torch.rand(b, n, 3, generator=g) * 20, torch.full((b, n), -math.log(n))]
         args.append(torch.tensor([0.7, 0.7, 0.2]))
         wanted = [a.clone().requires_grad_() for a in args]
+        torch._dynamo.reset()
+        compiled = torch.compile(clamped_form, dynamic=False)
         forms = {"mdps": ours, "compiled": in_chunks(compiled, CHUNK), "eager": in_chunks(first_form, CHUNK)}
-        grad = torch.ones(b, m)
-        rounds = 15 if b * m * n < 1e7 else 3
+        grad, log2_sum = torch.ones(b, m), torch.ops.mdps.mixture_log_prob(*args, 1)[1]
+        pairs, size = b * m * n, f"{b} x {m} x {n}"
+        rounds = 15 if pairs < 1e7 else 3
+
+        def backward():
+            return torch.ops.mdps.mixture_log_prob_backward(grad, *args, log2_sum, 1)
+
         with torch.no_grad():
             forward = interleaved({k: (lambda f=f: f(*args)) for k, f in forms.items()} | {"peak": peak}, rounds)
-        both = interleaved(
-            {k: (lambda f=f: torch.autograd.grad(f(*wanted), wanted, grad)) for k, f in forms.items()} | {"peak": peak}, rounds
-        )
-        pairs = b * m * n
-        for name, times, instructions in (("forward", forward, 18), ("both", both, 18 + 33)):
-            limit = peak_count / times["peak"] * lanes / instructions
-            rate = pairs / times["mdps"]
-            row = f"{times['mdps'] * 1e3:9.3f} {rate / 1e9:8.2f} {rate / limit:8.2f}"
-            print(
-                f"{b:>6} x{m:>5} x{n:>5} {name:>8}  {row} {times['compiled'] * 1e3:14.3f} {times['eager'] * 1e3:10.3f}   "
-                f"{times['compiled'] / times['mdps']:6.1f} {times['eager'] / times['mdps']:6.1f}",
-                flush=True,
-            )
+            alone = interleaved({"mdps": backward, "peak": peak}, 15)
+        both = interleaved({k: (lambda f=f: torch.autograd.grad(f(*wanted), wanted, grad)) for k, f in forms.items()}, rounds)
+        row("forward", size, pairs, forward, peak_count / forward["peak"] * lanes / 18, ["compiled", "eager"])
+        row("backward", size, pairs, alone, peak_count / alone["peak"] * lanes / 33, [])
+        row("both", size, pairs, both, None, ["compiled", "eager"])
 
 
 if __name__ == "__main__":
