@@ -19,12 +19,16 @@ from torch import Tensor, nn
 from . import ops
 from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
-from .sequences import Sequences, check_particles, encode, prepare, time_seeds
+from .sequences import Sequences, check_particles, encode, for_sequence, prepare, time_seeds
 from .state_space import StateSpace
 
 
 class Dynamics(Protocol):
-    """How particles move by one time step; an nn.Module, or any callable that has `noise_size`."""
+    """How particles move by one time step; an nn.Module, or any callable that has `noise_size`.
+
+    It may have a method `for_sequence() -> callable`. A filter then calls that once for a sequence, and its result instead of
+    the model for each step: the place for work that is the same at every step, as gathering parameters into one tensor.
+    """
 
     noise_size: int
     """K, the standard normal numbers that one particle takes for one move."""
@@ -38,7 +42,7 @@ class Likelihood(Protocol):
 
     It may have a method `encode(observations (B, T, ...)) -> (B, T, ...)`. A filter then calls that once for a sequence, and
     hands its result instead of the observation to the calls below. An encoder that filters and smoothers share and that is
-    costly runs only once if its user runs it and passes the codes as observations.
+    costly runs only once if its user runs it and passes the codes as observations. It may have `for_sequence`, as `Dynamics`.
     """
 
     def __call__(self, particles: Tensor, observation: Tensor) -> Tensor:
@@ -94,6 +98,15 @@ class FilterBeliefs(NamedTuple):
     """(B, T); its sum over time estimates log p(y_1 ... y_T), if the likelihood is normalised."""
     ess: Tensor
     """(B, T)."""
+
+
+class _Models(NamedTuple):
+    """What is the same at every step of a sequence."""
+
+    dynamics: Dynamics
+    likelihood: Likelihood
+    bandwidths: Tensor
+    """(D), of the mixture that is resampled."""
 
 
 class MixtureDensityParticleFilter(nn.Module):
@@ -173,17 +186,17 @@ class MixtureDensityParticleFilter(nn.Module):
         moves = sequence.actions.unbind(1) if sequence.actions is not None else None
         masks = sequence.observed.unbind(1) if sequence.observed is not None else [None] * T
         draws, noise = self._random(sequence.seed, range(T), initial)
-        state, steps = None, []
+        models, state, steps = self._models(), None, []
         for t in reversed(range(T)) if self.reverse else range(T):
             if state is None:
                 predicted, ancestors = self._begin(initial)
             else:
                 action = moves[t + self.reverse] if moves is not None else None
-                predicted, ancestors = self._predict(state.posterior, draws[t], noise[t], action)
+                predicted, ancestors = self._predict(models, state.posterior, draws[t], noise[t], action)
                 if sequence.lengths is not None:
                     moving = t < sequence.lengths - int(self.reverse)
                     predicted, ancestors = self._stay(moving, predicted, ancestors, state)
-            state = self._update(t, sequence.seed, predicted, ancestors, codes[t], masks[t])
+            state = self._update(models, t, sequence.seed, predicted, ancestors, codes[t], masks[t])
             steps.append(state)
         return self._beliefs(steps[::-1] if self.reverse else steps)
 
@@ -205,7 +218,7 @@ class MixtureDensityParticleFilter(nn.Module):
         self.check_particles("initial", initial)
         sequence = prepare(observation.unsqueeze(1), None, None, _one_step(observed), seed, initial.size(0))
         predicted, ancestors = self._begin(initial)
-        return self._update_online(time, sequence, predicted, ancestors)
+        return self._update_online(self._models(), time, sequence, predicted, ancestors)
 
     def step(
         self, state: FilterState, observation: Tensor, action: Tensor | None = None, observed: Tensor | None = None
@@ -223,8 +236,9 @@ class MixtureDensityParticleFilter(nn.Module):
         sequence = prepare(observation.unsqueeze(1), _one_step(action), None, _one_step(observed), seed, particles.size(0))
         draws, noise = self._random(seed, range(time, time + 1), particles)
         move = sequence.actions.squeeze(1) if sequence.actions is not None else None
-        predicted, ancestors = self._predict(state.posterior, draws[0], noise[0], move)
-        return self._update_online(time, sequence, predicted, ancestors)
+        models = self._models()
+        predicted, ancestors = self._predict(models, state.posterior, draws[0], noise[0], move)
+        return self._update_online(models, time, sequence, predicted, ancestors)
 
     def check_particles(self, name: str, particles: Tensor) -> None:
         """Raise TypeError or ValueError unless these can be the filter's first particles, (B, N, D)."""
@@ -241,12 +255,13 @@ class MixtureDensityParticleFilter(nn.Module):
         log_weights = initial.new_full((B, N), -math.log(N))
         return Particles(self.space.wrap(initial), log_weights), torch.arange(N, device=initial.device).expand(B, N)
 
-    def _predict(self, posterior: Particles, seed: Tensor, noise: Tensor, action: Tensor | None) -> tuple[Particles, Tensor]:
+    def _predict(
+        self, models: _Models, posterior: Particles, seed: Tensor, noise: Tensor, action: Tensor | None
+    ) -> tuple[Particles, Tensor]:
         """Draw from the resampling mixture, move the draws; their weights are 1 / N and carry its gradient."""
-        bandwidths = (self.resampling_bandwidth or self.posterior_bandwidth)()
-        mixture, n_angular = (*posterior, bandwidths), self.space.n_angular
+        mixture, n_angular = (*posterior, models.bandwidths), self.space.n_angular
         z, ancestors = ops.mixture_resample(*mixture, seed, n_angular=n_angular, scheme=self.resampling)
-        states = self.space.wrap(self.dynamics(z, noise, action))
+        states = self.space.wrap(models.dynamics(z, noise, action))
         if states.shape != z.shape:
             raise ValueError(f"dynamics: expected to return shape {tuple(z.shape)}, got {tuple(states.shape)}")
         if torch.is_grad_enabled():
@@ -256,10 +271,17 @@ class MixtureDensityParticleFilter(nn.Module):
         return Particles(states, log_weights), ancestors
 
     def _update(
-        self, time: int, seed: Tensor, predicted: Particles, ancestors: Tensor, code: Tensor, observed: Tensor | None
+        self,
+        models: _Models,
+        time: int,
+        seed: Tensor,
+        predicted: Particles,
+        ancestors: Tensor,
+        code: Tensor,
+        observed: Tensor | None,
     ) -> FilterState:
         """Weigh the predicted particles by the likelihood of the observation."""
-        log_likelihood = self.likelihood(predicted.states, code)
+        log_likelihood = models.likelihood(predicted.states, code)
         if log_likelihood.shape != predicted.log_weights.shape:
             expected, got = tuple(predicted.log_weights.shape), tuple(log_likelihood.shape)
             raise ValueError(f"likelihood: expected to return shape {expected}, got {got}")
@@ -279,6 +301,10 @@ class MixtureDensityParticleFilter(nn.Module):
 
     # ---- What surrounds it ----------------------------------------------------------------------------------------------
 
+    def _models(self) -> _Models:
+        bandwidths = (self.resampling_bandwidth or self.posterior_bandwidth)()
+        return _Models(for_sequence(self.dynamics), for_sequence(self.likelihood), bandwidths)
+
     def _random(self, seed: Tensor, times: range, like: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Seeds (B,) of the draws and noise (B, N, K) for each of these times; they depend on seed (B,) and time alone."""
         B, N = like.shape[:2]
@@ -287,10 +313,12 @@ class MixtureDensityParticleFilter(nn.Module):
         noise = ops.philox_normal(keys, (len(times) * B, N, self.dynamics.noise_size), dtype=like.dtype)
         return draws.unbind(0), noise.view(len(times), B, N, self.dynamics.noise_size).unbind(0)
 
-    def _update_online(self, time: int, sequence: Sequences, predicted: Particles, ancestors: Tensor) -> FilterState:
+    def _update_online(
+        self, models: _Models, time: int, sequence: Sequences, predicted: Particles, ancestors: Tensor
+    ) -> FilterState:
         code = encode(self.likelihood, sequence.observations).squeeze(1)
         observed = sequence.observed.squeeze(1) if sequence.observed is not None else None
-        return self._update(time, sequence.seed, predicted, ancestors, code, observed)
+        return self._update(models, time, sequence.seed, predicted, ancestors, code, observed)
 
     def _beliefs(self, steps: list[FilterState]) -> FilterBeliefs:
         bandwidths = self.posterior_bandwidth()

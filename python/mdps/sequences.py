@@ -109,6 +109,11 @@ def encode(network: Any, observations: Tensor) -> Tensor:
     return codes
 
 
+def for_sequence(model: Any) -> Any:
+    """Return model.for_sequence(), or the model where it has no such method."""
+    return model.for_sequence() if hasattr(model, "for_sequence") else model
+
+
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     """Return x (B, T, ...) with 0 where mask (B, T) is False, whatever x holds there."""
     return torch.where(mask.reshape(mask.shape + (1,) * (x.dim() - 2)), x, 0)

@@ -1,0 +1,192 @@
+"""Small networks over particles: those of the bearings-only task, and the block that they are made of.
+
+They fulfil the protocols of `mdps.filters` and `mdps.smoothers`. Each is an ordinary nn.Module whose layers are ordinary
+nn.Linear, and runs through `ops.small_network`, which takes all parameters as one flat tensor. That tensor costs more to make
+than the network to run, so it is made once a sequence: `for_sequence()` returns the module's forward function with the flat
+tensor in it, filters and smoothers use that where a model has it, and nothing is kept on the module that could grow stale.
+
+Source: the paper's appendix, "Bearings Only Tracking Task", and the figures of its network architectures.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+
+MINIMUM_WEIGHT = 1e-5
+"""Weights lie in [1e-5, 1], so that no network can kill a particle for good."""
+MINIMUM_LOG_DENSITY = -20.0
+"""Log-densities that a smoother's network sees are cut here: far from all particles they would be as low as -1e6."""
+
+
+class ParticleNetwork(nn.Module):
+    """A multilayer perceptron, the same for every particle, whose second part takes further inputs.
+
+    y = second(concatenate(first(x), extra, condition)): `extra` belongs to a particle, `condition` to a sequence. ReLU follows
+    each layer but the last of `second`, which a sigmoid follows, and the last of `first` where `first_ends_in_relu`.
+
+    Args:
+        n_inputs: C, entries of x.
+        first: widths of the layers of the first part, at least one.
+        second: widths of the layers of the second part, at least one; the last is the number of outputs.
+        n_extra: E, entries of `extra`; 0 for none.
+        n_condition: K, entries of `condition`; 0 for none.
+
+    Cost: one operator call; forward and backward O(B N P), P parameters, and no memory beside inputs and outputs.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        first: Sequence[int],
+        second: Sequence[int],
+        *,
+        n_extra: int = 0,
+        n_condition: int = 0,
+        first_ends_in_relu: bool = True,
+    ) -> None:
+        super().__init__()
+        self.first = _perceptron(n_inputs, first, nn.ReLU() if first_ends_in_relu else None)
+        self.second = _perceptron(first[-1] + n_extra + n_condition, second, nn.Sigmoid())
+        joined = ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
+        self._layers = ops.layers_of(self.first) + joined
+
+    def flat_weights(self) -> Tensor:
+        """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
+        return ops.flatten_parameters(self.first, self.second)
+
+    def forward(self, x: Tensor, weights: Tensor, *, extra: Tensor | None = None, condition: Tensor | None = None) -> Tensor:
+        """x (B, N, C), weights (P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs), in [0, 1]."""
+        return ops.small_network(x, weights, self._layers, extra=extra, condition=condition)
+
+
+class ObservationEncoder(nn.Module):
+    """Codes bearings: (...) radians -> (..., width), by three layers with ReLU on (sin, cos)."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = _perceptron(2, (width,) * 3, nn.ReLU())
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.layers(torch.stack([observations.sin(), observations.cos()], -1))
+
+
+class ResidualDynamics(nn.Module):
+    """Moves poses (x, y, heading) by a learned, bounded random residual that depends on the heading alone.
+
+    (x, y, sin, cos) + scale * (2 network(sin, cos, noise) - 1), then heading = atan2. Not seeing the position makes the motion
+    the same everywhere.
+
+    Args:
+        scale: the largest change of x, y (units of the state), sin and cos in one step.
+        noise_size: entries of noise a particle.
+        width: width of the layers.
+    """
+
+    def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.noise_size = noise_size
+        self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
+        last = self.network.second[-2]
+        with torch.no_grad():  # begin near standing still: at torch's own size particles would leave the arena at once
+            last.weight.mul_(0.1)
+            last.bias.zero_()
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+
+    def for_sequence(self) -> Callable[..., Tensor]:
+        """Return `forward` with the parameters gathered, for all the steps of one sequence."""
+        weights, low, span = self.network.flat_weights(), -self.scale, 2 * self.scale
+
+        def move(particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
+            position, heading = particles.split((2, 1), -1)
+            direction = torch.cat([heading.sin(), heading.cos()], -1)
+            step = torch.addcmul(low, self.network(direction, weights, extra=noise), span)
+            shift, turn = step.split((2, 2), -1)
+            sine, cosine = (direction + turn).split(1, -1)
+            return torch.cat([position + shift, torch.atan2(sine, cosine)], -1)
+
+        return move
+
+    def forward(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
+        """particles (B, N, 3), noise (B, N, K) from N(0, 1) -> (B, N, 3); heading in [-pi, pi]. `action` is not used."""
+        return self.for_sequence()(particles, noise, action)
+
+
+class PoseLikelihood(nn.Module):
+    """The measurement model of a filter: how well each pose (x, y, heading) explains an observation.
+
+    log of a weight in [1e-5, 1], by three layers on (x, y, sin, cos) and three more that also see the observation's code.
+
+    Args:
+        encoder: codes observations (B, T, ...) as (B, T, width); it may be shared with other models.
+        width: width of the layers and of the code.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int = 8) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.network = ParticleNetwork(4, (width,) * 3, (width,) * 2 + (1,), n_condition=width)
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Code all observations of a batch at once: (B, T, ...) -> (B, T, width)."""
+        return self.encoder(observations)
+
+    def for_sequence(self) -> Callable[..., Tensor]:
+        """Return `forward` with the parameters gathered, for all the steps of one sequence."""
+        weights = self.network.flat_weights()
+
+        def weigh(particles: Tensor, code: Tensor) -> Tensor:
+            return bounded_log_weight(self.network(pose_features(particles), weights, condition=code).squeeze(-1))
+
+        return weigh
+
+    def forward(self, particles: Tensor, code: Tensor) -> Tensor:
+        """particles (B, N, 3), code (B, width) of `encode` -> log-likelihoods (B, N), in [log 1e-5, 0]."""
+        return self.for_sequence()(particles, code)
+
+
+class PoseSmootherLikelihood(nn.Module):
+    """The measurement model of a smoother: it also sees what the forward and the backward filter say.
+
+    As `PoseLikelihood`, with four layers in either part; the second also sees log m_f and log m_b of each particle, not below
+    `MINIMUM_LOG_DENSITY` (a deviation from the paper, which does not cut them).
+
+    Args:
+        encoder: codes observations (B, T, ...) as (B, T, width); it may be shared with other models.
+        width: width of the layers and of the code.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int = 8) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.network = ParticleNetwork(4, (width,) * 4, (width,) * 3 + (1,), n_extra=2, n_condition=width)
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Code all observations of a batch at once: (B, T, ...) -> (B, T, width)."""
+        return self.encoder(observations)
+
+    def forward(self, particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
+        """particles (B, M, 3), code (B, width), log-densities (B, M) -> log-likelihoods (B, M), in [log 1e-5, 0]."""
+        densities = torch.stack([log_forward, log_backward], -1).clamp_min(MINIMUM_LOG_DENSITY)
+        weights = self.network.flat_weights()
+        return bounded_log_weight(self.network(pose_features(particles), weights, extra=densities, condition=code).squeeze(-1))
+
+
+def pose_features(poses: Tensor) -> Tensor:
+    """(x, y, heading) -> (x, y, sin heading, cos heading), over the last dimension."""
+    position, heading = poses.split((2, 1), -1)
+    return torch.cat([position, heading.sin(), heading.cos()], -1)
+
+
+def bounded_log_weight(share: Tensor, minimum: float = MINIMUM_WEIGHT) -> Tensor:
+    """log[minimum + (1 - minimum) share] of a sigmoid's value, 0 to 1: never below log minimum, with a finite gradient."""
+    return torch.log(share * (1 - minimum) + minimum)
+
+
+def _perceptron(n_inputs: int, widths: Sequence[int], last: nn.Module | None) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for i, width in enumerate(widths):
+        modules += [nn.Linear(n_inputs if i == 0 else widths[i - 1], width), nn.ReLU()]
+    return nn.Sequential(*modules[:-1], *([] if last is None else [last]))

@@ -1,0 +1,299 @@
+"""The training program of the bearings-only task on tiny problems: stages, resume, configuration, command line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("lightning")
+pytest.importorskip("matplotlib")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+
+import bearings_only
+import configuration
+import staged
+
+TINY = {
+    "n_training": 8, "n_validation": 4, "n_evaluation": 4, "n_steps": 5, "n_particles": 6, "batch_size": 4, "max_epochs": 3,
+    "min_epochs": 0, "plateau_patience": 0, "plateau_cooldown": 0, "rate_factor": 3.0, "accelerator": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch, request):
+    if "figures" not in request.node.name:
+        monkeypatch.setattr(bearings_only.figures, "draw_run", lambda *a: None)
+
+
+def config_file(folder, **changes):
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, **changes}))
+    return str(path)
+
+
+def train(folder, *flags, **changes):
+    return bearings_only.main(["train", "--config", config_file(folder, **changes), "--output", str(folder / "run"), *flags])
+
+
+def weights(folder):
+    return torch.load(folder / "run/model.pt", weights_only=True)["state_dict"]
+
+
+def history(folder):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in staged.read_history(folder / "run")]
+
+
+def assert_same_run(a, b):
+    assert history(a) == history(b)
+    for (name, x), y in zip(weights(a).items(), weights(b).values(), strict=True):
+        assert torch.equal(x, y), name
+    results = [json.loads((f / "run/metrics.json").read_text())["results"] for f in (a, b)]
+    assert results[0] == results[1]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bearings_only.figures, "draw_run", lambda *a: None)
+        assert train(folder) == 0
+    return folder
+
+
+def test_run_folder_holds_everything(finished):
+    run = finished / "run"
+    c = configuration.make(bearings_only.Configuration, configuration.read_yaml(run / "configuration.yaml"))
+    assert c == configuration.make(bearings_only.Configuration, TINY)
+    assert json.loads((run / "versions.json").read_text())["torch"] == torch.__version__
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert set(metrics["results"]) == {"forward", "backward", "smoothed"} and len(metrics["stages"]) == 3
+    for stage in (1, 2, 3):
+        assert (run / f"stage_{stage}/best.ckpt").exists() and list((run / f"tensorboard/stage_{stage}").iterdir())
+    assert len(history(finished)) == 9
+
+
+def test_one_seed_one_run(finished, tmp_path):
+    torch.rand(3)  # the state of the global generator does not matter
+    train(tmp_path)
+    assert_same_run(finished, tmp_path)
+
+
+def test_another_seed_is_another_run(finished, tmp_path):
+    train(tmp_path, "--seed", "1")
+    assert history(finished) != history(tmp_path)
+
+
+@pytest.mark.parametrize("batches", [[1], [5, 7]], ids=["in the first epoch", "twice in the first stage and the second"])
+def test_an_interrupted_run_ends_with_the_same_numbers(finished, tmp_path, monkeypatch, batches):
+    ordinary, seen = staged.StagedModule.training_step, [0]
+
+    def interrupted(self, batch, index):
+        seen[0] += 1
+        if seen[0] in interruptions:
+            raise KeyboardInterrupt
+        return ordinary(self, batch, index)
+
+    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+    for interruption in batches:
+        seen[0], interruptions = 0, [interruption]
+        assert train(tmp_path) == 130
+    seen[0], interruptions = 0, []
+    assert train(tmp_path) == 0
+    assert_same_run(finished, tmp_path)
+
+
+def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
+    monkeypatch.setattr(staged.StagedModule, "training_step", None)
+    assert train(finished) == 0
+
+
+STAGES = [("mdps", "paper", 3), ("mdps", "code", 4), ("mdpf", "paper", 2), ("mdpf", "code", 2)]
+
+
+@pytest.mark.parametrize("method, stages, n", STAGES)
+def test_stages_train_their_groups_at_their_rates_alone(method, stages, n):
+    c = configuration.make(bearings_only.Configuration, {**TINY, "method": method, "stages": stages, "rate_factor": 1.0})
+    schedule, data = bearings_only.schedule(c), bearings_only.Data(c)
+    assert len(bearings_only.stages(c)) == n
+    for i, stage in enumerate(bearings_only.stages(c)):
+        tracker = bearings_only.build(c)
+        groups = tracker.groups()
+        assert sum(map(len, groups.values())) == len(list(tracker.parameters()))
+        optimizer = staged.StagedModule(tracker, stage, schedule, 0, i).configure_optimizers()
+        before = {n: [p.clone() for p in ps] for n, ps in groups.items()}
+        batch = data.sets["training"][torch.arange(4)]
+        for step in range(2):
+            optimizer.zero_grad()
+            losses = tracker.losses(batch, tuple(stage.losses), step)
+            assert set(losses) == set(stage.losses)
+            sum(losses.values()).backward()
+            optimizer.step()
+        rates = {g["name"]: g["lr"] for g in optimizer.param_groups}
+        assert rates == stage.rates
+        for name, parameters in groups.items():
+            moved = [not torch.equal(a, b) for a, b in zip(before[name], parameters, strict=True)]
+            assert any(moved) if name in rates else not any(moved), (stage.name, name)
+            for p in parameters:
+                assert (p.grad is None) or name in rates
+
+
+def test_a_stage_without_smoother_does_not_evaluate_it(monkeypatch):
+    c = configuration.make(bearings_only.Configuration, TINY)
+    tracker, data = bearings_only.build(c), bearings_only.Data(c)
+    monkeypatch.setattr(tracker.estimator, "smooth", None)
+    batch = data.sets["training"].tensors
+    tracker.losses(batch, ("forward", "backward"), 0)
+    with pytest.raises(TypeError):
+        tracker.losses(batch, ("smoothed",), 0)
+
+
+def test_loss_counts_labelled_steps_alone():
+    c = configuration.make(bearings_only.Configuration, {**TINY, "n_steps": 9})
+    tracker = bearings_only.build(c)
+    states, observations = bearings_only.Data(c).sets["training"].tensors
+    before = tracker.losses((states, observations), ("forward",), 0)["forward"]
+    other = states.clone()
+    other[:, [1, 2, 3, 5, 6, 7]] = 0
+    assert torch.equal(tracker.losses((other, observations), ("forward",), 0)["forward"], before)
+    other[:, 8] = 0
+    assert not torch.equal(tracker.losses((other, observations), ("forward",), 0)["forward"], before)
+
+
+def test_gradient_clipping_is_active(tmp_path, monkeypatch):
+    norms = []
+    ordinary = torch.optim.Adam.step
+
+    def step(self, closure=None):
+        def watched():
+            loss = closure()
+            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            norms.append(torch.nn.utils.get_total_norm(grads).item())
+            return loss
+
+        return ordinary(self, watched)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    train(tmp_path, "--gradient-clip", "0.01", "--max-epochs", "1", "--method", "mdpf")
+    assert norms and max(norms) <= 0.01 * 1.001
+
+
+def test_initial_particles():
+    seed = torch.tensor(3)
+    states = torch.tensor([[3.0, -4.0, 3.1], [0.0, 0.0, 0.0]])
+    near = bearings_only.around(states, 20000, 0.01, 100.0, seed)
+    assert near.shape == (2, 20000, 3) and near[..., 2].abs().max() <= 3.1416
+    offset = bearings_only.SPACE.difference(near, states[:, None])
+    torch.testing.assert_close(offset.mean(1), torch.zeros(2, 3), atol=4e-3, rtol=0)
+    torch.testing.assert_close(offset[..., :2].std(1), torch.full((2, 2), 0.01), atol=3e-4, rtol=0)
+    # E cos = I1(100) / I0(100) = 0.99499 for von Mises noise
+    torch.testing.assert_close(offset[..., 2].cos().mean(1), torch.full((2,), 0.994987), atol=2e-4, rtol=0)
+    far = bearings_only.anywhere(3, 20000, seed)
+    extent = torch.tensor([10, 10, torch.pi])
+    assert (far.abs() <= extent).all()
+    torch.testing.assert_close(far.std(1) / extent, torch.full((3, 3), 3**-0.5), atol=0.01, rtol=0)
+
+
+def test_evaluate_a_finished_run(finished, capsys):
+    assert bearings_only.main(["evaluate", str(finished / "run"), "--n-evaluation", "3", "--n-particles", "9"]) == 0
+    out = capsys.readouterr().out
+    assert "smoother" in out and "1.09" in out and "300,000 particles" in out
+    assert json.loads((finished / "run/evaluation_9_particles_seed_1.json").read_text())["n_sequences"] == 3
+
+
+def test_figures_are_drawn(tmp_path, finished):
+    bearings_only.run_evaluation(finished / "run", 3, None, 2)
+    drawn = {p.name for p in (finished / "run/figures").iterdir()}
+    assert {"learning_curves.png", "trajectory_1.pdf", "trajectory_2.png", "likelihood_over_time.png"} <= drawn
+
+
+def test_flags_override_the_file_which_overrides_the_preset(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(bearings_only, "run_training", lambda c, folder: made.append((c, folder)))
+    path = config_file(tmp_path, gradient_clip="1e-2")
+    assert bearings_only.main(["train", "--preset", "demo", "--config", path, "--batch-size", "7"]) == 0
+    c, folder = made[0]
+    assert (c.batch_size, c.n_training, c.gradient_clip) == (7, 8, 0.01)
+    assert c.density_floor == 0.0 and folder == Path("runs/bearings_only_mdps_seed_0")
+
+
+def errors(arguments, capsys):
+    try:
+        status = bearings_only.main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    assert status == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "entry, words",
+    [
+        ({"n_particle": 5}, "n_particle: no such option"),
+        ({"n_particles": "many"}, "n_particles: expected int, got 'many'"),
+        ({"n_particles": 0}, "n_particles: expected at least 1, got 0"),
+        ({"n_particles": True}, "n_particles: expected int"),
+        ({"method": "kalman"}, "method: expected one of"),
+        ({"gradient_clip": "x"}, "gradient_clip: expected float, got 'x'"),
+    ],
+)
+def test_errors_of_a_file(tmp_path, capsys, entry, words):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(entry))
+    assert words in errors(["train", "--config", str(path)], capsys)
+
+
+def test_errors_of_files_that_are_none(tmp_path, capsys):
+    assert "not there" in errors(["train", "--config", str(tmp_path / "none.yaml")], capsys)
+    for text, words in (("- 1", "option: value"), ("a: [", "not YAML")):
+        (tmp_path / "odd.yaml").write_text(text)
+        assert words in errors(["train", "--config", str(tmp_path / "odd.yaml")], capsys)
+
+
+def test_errors_of_flags(tmp_path, capsys):
+    assert "expected at least 1, got 0" in errors(["train", "--n-particles", "0"], capsys)
+    assert "--n-particles" in errors(["train", "--n-particles", "x"], capsys)
+    assert "expected one of ['mdps', 'mdpf'], got 'kalman'" in errors(["train", "--method", "kalman"], capsys)
+    assert "model.pt" in errors(["evaluate", str(tmp_path)], capsys)
+
+
+def test_a_folder_with_another_configuration_is_refused(finished, capsys):
+    arguments = ["train", "--config", config_file(finished), "--output", str(finished / "run"), "--batch-size", "2"]
+    assert "another batch_size" in errors(arguments, capsys)
+
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit):
+        bearings_only.main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for f in configuration.dataclasses.fields(bearings_only.Configuration):
+        assert f"--{f.name.replace('_', '-')}" in text
+        assert f"{f.metadata['help']} [{f.default}]" in text
+
+
+def test_mixed_seeds_differ():
+    seeds = {staged.mix(a, b, c) for a in range(20) for b in range(20) for c in range(5)}
+    assert len(seeds) == 2000 and all(0 <= s < 2**63 for s in seeds)
+    assert staged.mix(1, 2) == staged.mix(1, 2) != staged.mix(2, 1)
+
+
+def test_early_stop_and_plateau(tmp_path):
+    """Rates of zero: nothing gets better after the first epoch, so the rate falls and the stage ends on schedule."""
+    flags = ["--rate-factor", "0", "--max-epochs", "9", "--patience", "3", "--min-epochs", "6", "--method", "mdpf"]
+    train(tmp_path, *flags, plateau_patience=9)
+    assert [row["epoch"] for row in history(tmp_path) if row["stage"] == 1] == [0, 1, 2, 3, 4, 5]
+    (tmp_path / "run/stage_2/finished.json").unlink()  # as if it had stopped just before
+    before = weights(tmp_path)
+    train(tmp_path, *flags, plateau_patience=9)
+    assert len(history(tmp_path)) == 12 and all(torch.equal(a, b) for a, b in zip(before.values(), weights(tmp_path).values()))
+
+
+def test_a_loss_that_is_never_finite_is_reported(tmp_path, monkeypatch):
+    def nan(self, batch, names, seed):
+        return {n: sum(p.sum() for p in self.parameters()) * torch.nan for n in names}
+
+    monkeypatch.setattr(bearings_only.Tracker, "losses", nan)
+    with pytest.raises(FloatingPointError, match="stage 1, filters"):
+        train(tmp_path)

@@ -1,0 +1,400 @@
+"""Bearings-only tracking: train and evaluate the paper's methods (its section "Bearings Only Tracking Task").
+
+    python training/bearings_only.py demo                        # a smoother in five minutes
+    python training/bearings_only.py train --method mdps         # the paper's setting
+    python training/bearings_only.py evaluate RUN                # a finished run again, on other sequences or particles
+
+A run folder holds configuration.yaml, versions.json, history.jsonl, metrics.json, figures, checkpoints and a TensorBoard log.
+The same command on a folder that holds an unfinished run goes on with it.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import bearings_only_figures as figures
+import configuration
+import lightning as L
+import staged
+import torch
+from configuration import ConfigurationError, option
+from staged import Stage, mix
+from torch import Tensor, nn
+
+import mdps
+from mdps import bearings_only as task
+from mdps import metrics, ops
+from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
+
+SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
+NAMES = {"forward": "forward filter", "backward": "backward filter", "smoothed": "smoother"}
+BAYES_LIMIT = {"forward": (1.87, 1.7), "backward": (3.35, None), "smoothed": (1.09, 1.06)}
+"""NLL and mean position error [m] of the true model: a bootstrap filter with 300,000 particles on the true augmented state
+(pose, waypoint, speed), 40 sequences. Filter and smoother know the start as here; beside the backward filter stands the
+filter with an unknown start. They are upper bounds of the optimum."""
+MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
+FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
+"""Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Everything that a run depends on."""
+
+    method: str = option("mdps", "mdps: the smoother; mdpf: the forward filter alone", ("mdps", "mdpf"))
+    stages: str = option(
+        "paper", "stages of training: paper (three for mdps) or code (four, the authors' program)", ("paper", "code")
+    )
+    seed: int = option(0, "seed of data, first weights, order and particles; one seed, one result", minimum=0)
+    n_training: int = option(5000, "training sequences", minimum=1)
+    n_validation: int = option(1000, "validation sequences", minimum=1)
+    n_evaluation: int = option(5000, "evaluation sequences, unseen in training", minimum=1)
+    n_steps: int = option(50, "time steps of a sequence, 0.75 s each", minimum=2)
+    label_every: int = option(4, "in training and validation every such step has a true state", minimum=1)
+    n_particles: int = option(50, "particles of a filter; the smoother has twice as many", minimum=1)
+    resampling: str = option("stratified", "resampling scheme", ("stratified", "multinomial", "systematic", "residual"))
+    proposal: str = option(
+        "mixture", "the smoother's particles: drawn from both filters' mixture, or their union", ("mixture", "union")
+    )
+    posterior_bandwidth: float = option(2.0, "first bandwidth of all beliefs in position, metres", minimum=0.11)
+    resampling_bandwidth: float = option(
+        0.0, "first bandwidth of the resampled mixtures in position, metres; 0: 2.0 for mdps, 0.75 for mdpf", minimum=0.0
+    )
+    position_noise: float = option(0.01, "standard deviation of the forward start around the truth, metres", minimum=0.0)
+    heading_concentration: float = option(100.0, "concentration kappa of the forward start's heading", minimum=0.0)
+    batch_size: int = option(32, "sequences of a training step", minimum=1)
+    max_epochs: int = option(200, "epochs of a stage at most", minimum=1)
+    first_stage_epochs: int = option(0, "epochs of the first stage at most; 0: max_epochs", minimum=0)
+    min_epochs: int = option(25, "epochs of a stage before it may stop early", minimum=0)
+    patience: int = option(15, "epochs without a better validation loss that end a stage", minimum=1)
+    rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
+    gradient_clip: float = option(10.0, "largest norm of a gradient", minimum=0.0)
+    plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0)
+    plateau_patience: int = option(10, "epochs without progress that make a plateau", minimum=0)
+    plateau_cooldown: int = option(4, "epochs after a fall of the rate that do not count", minimum=0)
+    plateau_threshold: float = option(1e-3, "relative progress that counts", minimum=0.0)
+    density_floor: float = option(0.0, "added to densities in the loss; 0 is the paper, 1e-8 the authors' program", minimum=0.0)
+    evaluation_batch_size: int = option(100, "sequences of a validation or evaluation step", minimum=1)
+    accelerator: str = option("auto", "where to run", ("auto", "cpu", "gpu"))
+    threads: int = option(1, "CPU threads; 1 is fastest where other programs run", minimum=1)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "demo": {
+        "n_training": 1000, "n_validation": 200, "n_evaluation": 500, "first_stage_epochs": 30, "max_epochs": 12,
+        "min_epochs": 12, "rate_factor": 10.0, "resampling_bandwidth": 0.75, "posterior_bandwidth": 1.0,
+    },
+}  # fmt: skip
+
+
+def stages(c: Configuration) -> list[Stage]:
+    """The stages of training; groups of parameters are those of `Tracker.groups`."""
+    both, smoothed = {"forward": 0.5, "backward": 0.5}, {"smoothed": 1.0}
+    if c.method == "mdpf":
+        both = {"forward": 1.0}
+        all_ = [
+            Stage("filter", {"filters": 1e-3, "resampling": 1e-4}, both),
+            Stage("posterior bandwidth", {"posterior": 2.5e-4}, both),
+        ]
+    elif c.stages == "code":
+        all_ = [
+            Stage("filters", {"filters": 1e-3, "resampling": 1e-5}, both),
+            Stage("posterior bandwidths", {"posterior": 1e-3}, both),
+            Stage("smoother", {"smoother": 1e-3, "output": 1e-4}, smoothed),
+            Stage(
+                "everything",
+                {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5},
+                smoothed,
+            ),
+        ]
+    else:
+        all_ = [
+            Stage("filters", {"filters": 1e-3, "resampling": 1e-5, "posterior": 1e-3}, both),
+            Stage("smoother", {"smoother": 1e-3, "output": 1e-3}, smoothed),
+            Stage(
+                "everything",
+                {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5},
+                smoothed,
+            ),
+        ]
+    all_[0] = dataclasses.replace(all_[0], max_epochs=c.first_stage_epochs)
+    return [dataclasses.replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in all_]
+
+
+def schedule(c: Configuration) -> staged.Schedule:
+    """How long stages last and how their rates fall."""
+    return staged.Schedule(**{f.name: getattr(c, f.name) for f in dataclasses.fields(staged.Schedule)})
+
+
+class Tracker(nn.Module):
+    """A method with its networks and its random start: a smoother (mdps) or a forward filter (mdpf)."""
+
+    def __init__(self, c: Configuration) -> None:
+        super().__init__()
+        self.c = c
+        encoder = ObservationEncoder()
+        posterior = (c.posterior_bandwidth, c.posterior_bandwidth, FIRST_HEADING_BANDWIDTH)
+        width = c.resampling_bandwidth or {"mdps": 2.0, "mdpf": 0.75}[c.method]
+        options = {
+            "resampling": c.resampling,
+            "posterior_bandwidth": posterior,
+            "resampling_bandwidth": (width, width, FIRST_HEADING_BANDWIDTH),
+            "minimum_bandwidth": MINIMUM_BANDWIDTH,
+        }
+        filters = [
+            mdps.MixtureDensityParticleFilter(
+                SPACE, ResidualDynamics(), PoseLikelihood(encoder), c.n_particles, reverse=r, **options
+            )
+            for r in ((False, True) if c.method == "mdps" else (False,))
+        ]
+        if c.method == "mdpf":
+            self.estimator = filters[0]
+        else:
+            self.estimator = mdps.MixtureDensityParticleSmoother(
+                *filters,
+                PoseSmootherLikelihood(encoder),
+                proposal=c.proposal,
+                posterior_bandwidth=posterior,
+                minimum_bandwidth=MINIMUM_BANDWIDTH,
+            )
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters by what the stages call them; every parameter is in one group."""
+        groups: dict[str, list[nn.Parameter]] = {"filters": [], "resampling": [], "posterior": [], "smoother": [], "output": []}
+        for name, parameter in self.named_parameters():
+            filter_ = "_filter." in name or self.c.method == "mdpf"
+            if "resampling_bandwidth" in name:
+                groups["resampling"].append(parameter)
+            elif "posterior_bandwidth" in name:
+                groups["posterior" if filter_ else "output"].append(parameter)
+            else:
+                groups["filters" if filter_ else "smoother"].append(parameter)
+        return groups
+
+    def beliefs(
+        self, states: Tensor, observations: Tensor, seed: int, names: tuple[str, ...] = tuple(NAMES)
+    ) -> dict[str, mdps.Mixture]:
+        """Run the filters, and the smoother if `names` asks for it, on sequences with true starts and seeded particles.
+
+        states (B, T, 3), observations (B, T); the result has mixtures of batch shape (B, T).
+        """
+        key = torch.tensor(seed, device=states.device)
+        start_key, final_key, run_key = ops.split_seed(key, 3).unbind()
+        initial = around(states[:, 0], self.c.n_particles, self.c.position_noise, self.c.heading_concentration, start_key)
+        if self.c.method == "mdpf":
+            return {"forward": self.estimator(observations, initial, seed=run_key).posterior}
+        final = anywhere(len(states), self.c.n_particles, final_key)
+        if "smoothed" in names:
+            b = self.estimator(observations, initial, final, seed=run_key)
+            return {"forward": b.forward.posterior, "backward": b.backward.posterior, "smoothed": b.smoothed}
+        forward, backward = self.estimator.filter(observations, initial, final, seed=run_key)
+        return {"forward": forward.posterior, "backward": backward.posterior}
+
+    def losses(self, batch: tuple[Tensor, Tensor], names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
+        """-log m(truth) of the named beliefs, averaged over the labelled steps of a batch (states, observations)."""
+        states, observations = batch
+        beliefs = self.beliefs(states, observations, seed, names)
+        labelled = slice(None, None, self.c.label_every)
+        return {
+            n: metrics.negative_log_likelihood(
+                at_times(beliefs[n], labelled), states[:, labelled], density_floor=self.c.density_floor
+            ).mean()
+            for n in names
+        }
+
+
+def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
+    """The mixtures of some of the time steps."""
+    return mdps.Mixture(belief.means[:, times], belief.log_weights[:, times], belief.bandwidths, belief.space)
+
+
+def around(states: Tensor, n: int, position_noise: float, heading_concentration: float, seed: Tensor) -> Tensor:
+    """N particles around each true state (B, 3): Gaussian positions, von Mises headings -> (B, N, 3)."""
+    position_key, heading_key = ops.split_seed(seed, 2).unbind()
+    position = states[:, None, :2] + position_noise * ops.philox_normal(position_key, (len(states), n, 2))
+    kappa = torch.full((len(states), n), heading_concentration, device=states.device)
+    heading = states[:, None, 2] + ops.philox_von_mises(heading_key, kappa)
+    return SPACE.wrap(torch.cat([position, heading[..., None]], -1))
+
+
+def anywhere(batch: int, n: int, seed: Tensor) -> Tensor:
+    """N particles uniform in the arena for each sequence, (B, N, 3)."""
+    extent = torch.tensor([task.ARENA, task.ARENA, math.pi], device=seed.device)
+    return (2 * ops.philox_uniform(seed, (batch, n, 3)) - 1) * extent
+
+
+class Data(L.LightningDataModule):
+    """The three sets of sequences, simulated from the run's seed in under a second."""
+
+    def __init__(self, c: Configuration) -> None:
+        super().__init__()
+        self.c = c
+        sizes = {"training": c.n_training, "validation": c.n_validation, "evaluation": c.n_evaluation}
+        self.sets = {
+            name: staged.Rows(*task.simulate(n, c.n_steps, seed=mix(c.seed, 3, i))) for i, (name, n) in enumerate(sizes.items())
+        }
+
+    def train_dataloader(self):
+        c = self.c
+        sampler = staged.EpochSampler(c.n_training, c.batch_size, mix(c.seed, 4), lambda: self.trainer.current_epoch)
+        return staged.loader(self.sets["training"], sampler)
+
+    def val_dataloader(self):
+        return staged.loader(self.sets["validation"], staged.EpochSampler(self.c.n_validation, self.c.evaluation_batch_size))
+
+
+def build(c: Configuration) -> Tracker:
+    """A tracker with the first weights of the configuration's seed; torch's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mix(c.seed, 5) % 2**63)
+        return Tracker(c)
+
+
+@torch.no_grad()
+def evaluate(tracker: Tracker, states: Tensor, observations: Tensor, seed: int) -> dict[str, dict[str, float]]:
+    """The numbers of the result table, {belief: {nll, position_error, heading_error_degrees}}, over all steps."""
+    totals: dict[str, dict[str, float]] = {}
+    for i, index in enumerate(torch.arange(len(states)).split(tracker.c.evaluation_batch_size)):
+        for name, belief in tracker.beliefs(states[index], observations[index], mix(seed, 6, i)).items():
+            for key, value in metrics.summarize(belief, states[index]).items():
+                row = totals.setdefault(name, {})
+                row[key] = row.get(key, 0.0) + value * len(index) / len(states)
+    return totals
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+    """The result table as text."""
+    lines = [
+        "                  this run                                       true model",
+        "                     NLL   position [m]   heading [deg]       NLL   position [m]",
+    ]
+    for name, row in results.items():
+        nll, error = BAYES_LIMIT[name]
+        ours = f"{row['nll']:8.2f}   {row['position_error']:12.2f}   {row['heading_error_degrees']:13.1f}"
+        limit = f"{nll:8.2f}" + ("" if error is None else f"   {error:12.2f}")
+        lines.append(f"{NAMES[name]:16s}{ours}  {limit}")
+    lines.append(
+        "Errors are those of the mean. True model: 300,000 particles on the true augmented state (pose, waypoint, speed), start"
+    )
+    lines.append("known; in the backward filter's row: a filter that does not know the start.")
+    return "\n".join(lines)
+
+
+def run_training(c: Configuration, folder: Path) -> dict[str, Any]:
+    """Train in a folder, or go on there; then evaluate, draw and return the metrics."""
+    started = time.monotonic()
+    _open_folder(c, folder)
+    torch.set_num_threads(c.threads)
+    data, tracker = Data(c), build(c)
+    n_parameters = sum(p.numel() for p in tracker.parameters())
+    print(f"{c.method}: {n_parameters} parameters, {c.n_training} sequences of {c.n_steps} steps, {c.n_particles} particles")
+    print(f"run folder: {folder}")
+    with staged.quiet():
+        staged.train(tracker, data, stages(c), schedule(c), folder, c.seed, c.accelerator)
+    torch.save({"configuration": dataclasses.asdict(c), "state_dict": tracker.state_dict()}, folder / "model.pt")
+    return _finish(tracker, data.sets["evaluation"].tensors, folder, c.seed, "metrics.json", time.monotonic() - started)
+
+
+def run_evaluation(folder: Path, n_sequences: int | None, n_particles: int | None, seed: int) -> dict[str, Any]:
+    """Evaluate a finished run on fresh sequences, perhaps with another number of particles."""
+    checkpoint = folder / "model.pt"
+    if not checkpoint.is_file():
+        raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    changes = {"n_evaluation": n_sequences, "n_particles": n_particles}
+    c = configuration.make(Configuration, saved["configuration"], {k: v for k, v in changes.items() if v is not None})
+    torch.set_num_threads(c.threads)
+    tracker = build(c)
+    tracker.load_state_dict(saved["state_dict"])
+    sequences = task.simulate(c.n_evaluation, c.n_steps, seed=mix(c.seed, 7, seed))
+    return _finish(tracker, sequences, folder, seed, f"evaluation_{c.n_particles}_particles_seed_{seed}.json", None)
+
+
+def _finish(tracker, sequences, folder, seed, name, seconds):
+    print(f"Evaluating {len(sequences[0])} unseen sequences, every step")
+    results = evaluate(tracker, *sequences, seed=seed)
+    record = {
+        "results": results,
+        "true_model": {k: {"nll": v[0], "position_error": v[1]} for k, v in BAYES_LIMIT.items()},
+        "n_sequences": len(sequences[0]),
+        "n_particles": tracker.c.n_particles,
+        "seed": seed,
+    }
+    if seconds is not None:
+        record["seconds_of_this_call"] = seconds
+        record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
+    (folder / name).write_text(json.dumps(record, indent=2))
+    print("\n" + table(results) + "\n")
+    figures.draw_run(folder, staged.read_history(folder), tracker, sequences, seed)
+    print(f"Numbers: {folder / name}; figures: {folder / 'figures'}")
+    return record
+
+
+def _open_folder(c, folder):
+    file = folder / "configuration.yaml"
+    if file.exists():
+        before = configuration.make(Configuration, configuration.read_yaml(file))
+        changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(before, f.name)]
+        if changed:
+            raise ConfigurationError(
+                f"output: {folder} holds a run with another {', '.join(changed)}; "
+                "expected the same configuration, or another --output"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration.write_yaml(file, c)
+    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="bearings_only.py", description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train one method, evaluate it and draw its figures")
+    train.add_argument("--preset", choices=tuple(PRESETS), default="paper", help="where the defaults come from [paper]")
+    train.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
+    train.add_argument("--output", type=Path, metavar="FOLDER", help="run folder [runs/bearings_only_METHOD_seed_SEED]")
+    configuration.add_flags(train, Configuration)
+    demo = commands.add_parser("demo", help="train a smoother in five minutes on two cores: train --preset demo, from scratch")
+    demo.add_argument(
+        "--output", type=Path, metavar="FOLDER", default=Path("runs/demo"), help="run folder, emptied first [runs/demo]"
+    )
+    evaluation = commands.add_parser("evaluate", help="evaluate a finished run on fresh sequences")
+    evaluation.add_argument("run", type=Path, help="run folder")
+    evaluation.add_argument("--n-evaluation", type=int, metavar="INT", help="sequences [as the run]")
+    evaluation.add_argument("--n-particles", type=int, metavar="INT", help="particles of a filter [as the run]")
+    evaluation.add_argument("--seed", type=int, default=1, metavar="INT", help="seed of sequences and particles [1]")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    given = vars(_parser().parse_args(arguments))
+    command = given.pop("command")
+    try:
+        if command == "evaluate":
+            run_evaluation(given["run"], given["n_evaluation"], given["n_particles"], given["seed"])
+        elif command == "demo":
+            if (given["output"] / "configuration.yaml").exists():
+                shutil.rmtree(given["output"])
+            run_training(configuration.make(Configuration, PRESETS["demo"]), given["output"])
+        else:
+            file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
+            c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
+            run_training(c, output or Path("runs") / f"bearings_only_{c.method}_seed_{c.seed}")
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command goes on from the last whole epoch.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

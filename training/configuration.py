@@ -1,0 +1,105 @@
+"""Typed configurations: a dataclass is the whole truth, a YAML file and flags override its defaults.
+
+A field is declared by `option(default, "what it means, with its unit")`; the command line, its help, the check of a YAML file
+and the copy in the run folder all follow from that.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+C = TypeVar("C")
+
+
+class ConfigurationError(ValueError):
+    """A wrong entry; the message names it, what was expected and what came."""
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None, minimum: float | None = None) -> Any:
+    """Declare a field of a configuration: its default, its meaning and unit, and what is allowed."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
+
+
+def add_flags(parser: argparse.ArgumentParser, configuration: type) -> None:
+    """Add a flag for every field; a flag that is not given leaves the field as it is."""
+    for f in dataclasses.fields(configuration):
+        parser.add_argument(
+            "--" + f.name.replace("_", "-"),
+            type=_flag_type(f),
+            choices=f.metadata["choices"],
+            default=argparse.SUPPRESS,
+            metavar=None if f.metadata["choices"] else f.type.__name__.upper(),
+            help=f"{f.metadata['help']} [{f.default}]",
+        )
+
+
+def make(configuration: type[C], *overrides: dict[str, Any]) -> C:
+    """Make a configuration from its defaults and overrides, of which later ones win.
+
+    Raises:
+        ConfigurationError: an unknown name, a wrong type or a value out of range.
+    """
+    fields = {f.name: f for f in dataclasses.fields(configuration)}
+    values = {}
+    for override in overrides:
+        for name, value in override.items():
+            if name not in fields:
+                raise ConfigurationError(f"{name}: no such option; expected one of {sorted(fields)}")
+            values[name] = _checked(fields[name], value)
+    return configuration(**values)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read the overrides that a YAML file holds."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigurationError(f"configuration: expected a YAML file, got {path}, which is not there")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"configuration: {path} is not YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"configuration: expected {path} to hold `option: value` lines, got {type(values).__name__}")
+    return values
+
+
+def write_yaml(path: str | Path, configuration: Any) -> None:
+    """Write every field, so that the file alone repeats the run."""
+    Path(path).write_text(yaml.safe_dump(dataclasses.asdict(configuration), sort_keys=False))
+
+
+def _flag_type(field):
+    def convert(text):
+        try:
+            return _checked(field, yaml.safe_load(text) if field.type is not str else text)
+        except ConfigurationError as error:
+            raise argparse.ArgumentTypeError(str(error).split(": ", 1)[1]) from None
+
+    return convert
+
+
+def _checked(field, value):
+    if field.type is float:
+        value = _as_float(value)
+    right = isinstance(value, field.type) and not (isinstance(value, bool) and field.type is not bool)
+    if not right:
+        raise ConfigurationError(f"{field.name}: expected {field.type.__name__}, got {value!r}")
+    choices, minimum = field.metadata["choices"], field.metadata["minimum"]
+    if choices and value not in choices:
+        raise ConfigurationError(f"{field.name}: expected one of {list(choices)}, got {value!r}")
+    if minimum is not None and not value >= minimum:
+        raise ConfigurationError(f"{field.name}: expected at least {minimum}, got {value}")
+    return value
+
+
+def _as_float(value):
+    """YAML reads 1e-3 as text; take it for the number that it is."""
+    try:
+        return float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
+    except ValueError:
+        return value
