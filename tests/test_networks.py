@@ -137,3 +137,8 @@ def test_state_dict_is_that_of_plain_layers():
     assert names == {
         f"network.{part}.{2 * i}.{kind}" for part in ("first", "second") for i in range(4) for kind in ("weight", "bias")
     }
+
+
+def test_too_wide():
+    with pytest.raises(ValueError, match="at most 256"):
+        networks.ParticleNetwork(2, (300,), (1,))
