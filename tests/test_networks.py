@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import mdps
 from mdps import networks
 
 
@@ -130,6 +131,27 @@ def test_for_sequence_is_forward_and_keeps_nothing():
     assert not torch.equal(model(p, code), before), "an optimizer's step is seen at once"
     for _ in range(2):  # a second backward pass meets a fresh graph
         model.for_sequence()(p, code).sum().backward()
+
+
+def test_filters_gather_parameters_once_a_sequence(monkeypatch):
+    calls, ordinary = [], networks.ParticleNetwork.flat_weights
+    monkeypatch.setattr(networks.ParticleNetwork, "flat_weights", lambda self: calls.append(self) or ordinary(self))
+    dynamics, likelihood = networks.ResidualDynamics(), networks.PoseLikelihood(networks.ObservationEncoder())
+    space = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
+    filter_ = mdps.MixtureDensityParticleFilter(space, dynamics, likelihood, 5)
+    y, initial, seed = torch.randn(2, 6), poses(2, 5).float(), torch.tensor(0)
+    beliefs = filter_(y, initial, seed=seed)
+    assert len(calls) == 2
+
+    class Plain(nn.Module):  # without for_sequence
+        noise_size = dynamics.noise_size
+
+        def forward(self, particles, noise, action=None):
+            return dynamics(particles, noise, action)
+
+    filter_.dynamics = Plain()
+    torch.testing.assert_close(filter_(y, initial, seed=seed).posterior.means, beliefs.posterior.means)
+    assert len(calls) == 2 + 1 + 5
 
 
 def test_state_dict_is_that_of_plain_layers():

@@ -90,11 +90,14 @@ class ResidualDynamics(nn.Module):
         width: width of the layers.
     """
 
+    scale: Tensor
+
     def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
         super().__init__()
         self.noise_size = noise_size
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
         last = self.network.second[-2]
+        assert isinstance(last, nn.Linear)
         with torch.no_grad():  # begin near standing still: at torch's own size particles would leave the arena at once
             last.weight.mul_(0.1)
             last.bias.zero_()
