@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import mdps
 from mdps import networks
 
 
@@ -132,8 +133,34 @@ def test_for_sequence_is_forward_and_keeps_nothing():
         model.for_sequence()(p, code).sum().backward()
 
 
+def test_filters_gather_parameters_once_a_sequence(monkeypatch):
+    calls, ordinary = [], networks.ParticleNetwork.flat_weights
+    monkeypatch.setattr(networks.ParticleNetwork, "flat_weights", lambda self: calls.append(self) or ordinary(self))
+    dynamics, likelihood = networks.ResidualDynamics(), networks.PoseLikelihood(networks.ObservationEncoder())
+    space = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
+    filter_ = mdps.MixtureDensityParticleFilter(space, dynamics, likelihood, 5)
+    y, initial, seed = torch.randn(2, 6), poses(2, 5).float(), torch.tensor(0)
+    beliefs = filter_(y, initial, seed=seed)
+    assert len(calls) == 2
+
+    class Plain(nn.Module):  # without for_sequence
+        noise_size = dynamics.noise_size
+
+        def forward(self, particles, noise, action=None):
+            return dynamics(particles, noise, action)
+
+    filter_.dynamics = Plain()
+    torch.testing.assert_close(filter_(y, initial, seed=seed).posterior.means, beliefs.posterior.means)
+    assert len(calls) == 2 + 1 + 5
+
+
 def test_state_dict_is_that_of_plain_layers():
     names = set(networks.ResidualDynamics().state_dict())
     assert names == {
         f"network.{part}.{2 * i}.{kind}" for part in ("first", "second") for i in range(4) for kind in ("weight", "bias")
     }
+
+
+def test_too_wide():
+    with pytest.raises(ValueError, match="at most 256"):
+        networks.ParticleNetwork(2, (300,), (1,))

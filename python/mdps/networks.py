@@ -34,6 +34,9 @@ class ParticleNetwork(nn.Module):
         n_extra: E, entries of `extra`; 0 for none.
         n_condition: K, entries of `condition`; 0 for none.
 
+    Raises:
+        ValueError: a layer that is wider than 256.
+
     Cost: one operator call; forward and backward O(B N P), P parameters, and no memory beside inputs and outputs.
     """
 
@@ -50,8 +53,10 @@ class ParticleNetwork(nn.Module):
         super().__init__()
         self.first = _perceptron(n_inputs, first, nn.ReLU() if first_ends_in_relu else None)
         self.second = _perceptron(first[-1] + n_extra + n_condition, second, nn.Sigmoid())
-        joined = ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
-        self._layers = ops.layers_of(self.first) + joined
+        layers = ops.layers_of(self.first), ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
+        if layers[0] is None or layers[1] is None:
+            raise ValueError(f"expected widths of at most 256, got {(*first, *second)}")
+        self._layers = layers[0] + layers[1]
 
     def flat_weights(self) -> Tensor:
         """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
@@ -85,11 +90,14 @@ class ResidualDynamics(nn.Module):
         width: width of the layers.
     """
 
+    scale: Tensor
+
     def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
         super().__init__()
         self.noise_size = noise_size
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
         last = self.network.second[-2]
+        assert isinstance(last, nn.Linear)
         with torch.no_grad():  # begin near standing still: at torch's own size particles would leave the arena at once
             last.weight.mul_(0.1)
             last.bias.zero_()
