@@ -126,8 +126,9 @@ def checks(cases: list[Case]) -> type:
         @each
         def test_reference(self, case):
             args = case.make()
-            with ops.reference():
+            with ops.reference(), RawCalls() as raw:
                 want = case.run(*args)
+            assert not raw.calls
             for g, w in zip(case.run(*args), want, strict=True):
                 torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-9, equal_nan=True)
 
