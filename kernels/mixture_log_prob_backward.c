@@ -63,9 +63,8 @@ INLINE void FN(chunks)(const MixtureLogProb *p, int64_t begin, int64_t end, int 
 CLONES void FN(mixture_backward_pairs)(int64_t begin, int64_t end, void *parameters) {
     const MixtureLogProb *p = parameters;
     if (p->G == 2 && p->A == 1) FN(chunks)(p, begin, end, 2, 1);
-    else if (p->G == 1 && p->A == 0) FN(chunks)(p, begin, end, 1, 0);
-    else if (p->G == 2 && p->A == 0) FN(chunks)(p, begin, end, 2, 0);
-    else if (p->G == 3 && p->A == 0) FN(chunks)(p, begin, end, 3, 0);
+    else if (!IS_DOUBLE && p->G == 2 && p->A == 0) FN(chunks)(p, begin, end, 2, 0);
+    else if (!IS_DOUBLE && p->G == 3 && p->A == 0) FN(chunks)(p, begin, end, 3, 0);
     else FN(chunks)(p, begin, end, p->G, p->A);
 }
 
