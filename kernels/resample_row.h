@@ -4,7 +4,7 @@
 #define MDPS_RESAMPLE_ROW_H
 #include "resample.h"
 
-enum { TILE = 512, SPAN = 2048, KEPT = 16384 }; /* KEPT: 128 KB of stack */
+enum { TILE = 512, SPAN = 2048, KEPT = 16384 /* 128 KB of stack */ };
 
 typedef struct {
     int64_t N, M, *cumulative;

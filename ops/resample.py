@@ -59,7 +59,7 @@ def resample(
 def _checked(log_weights, seed, n_samples, scheme, stream):
     """Says what is wrong with the arguments, if anything, and brings them into the operator's shapes.
 
-    resample() asks the same of rows (B, N) in one condition, which saves 0.9 us a call.
+    resample() asks the same of rows (B, N) in one condition, which saves 0.8 us a call.
     """
     (log_weights,) = check.reals(("log_weights",), log_weights)
     number = check.choice("scheme", scheme, SCHEMES)

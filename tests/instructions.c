@@ -1,6 +1,6 @@
 /* The cases of test_instructions.py. Each runs once, which binds libm's functions, and again between two calls of mark(), where
- * callgrind writes what it has counted: a run, and less than 50 instructions beside it. Prints the cases in order with the number
- * of units (pairs, draws, ...) of a run.
+ * callgrind writes what it has counted: a run, and less than 50 instructions beside it. Prints the cases in order with the
+ * number of units (pairs, draws, ...) of a run.
  */
 #include "mixture_log_prob.h"
 #include "normalize_log_weights.h"
@@ -122,7 +122,8 @@ static void rows(void) {
     PhiloxVonMises von_mises = {.B = 1, .n = 20000, .seed = {&seed, 0, 0}, .out = numbers(20000, 4, 0, 0)};
     von_mises.concentration = numbers(von_mises.n, 4, 0, 50);
     measure("philox_von_mises", von_mises.n, run_von_mises, &von_mises);
-    NormalizeLogWeights p = {.B = 32, .N = 1000, .log_weights = numbers(32000, 4, -4, 0), .normalized = numbers(32000, 4, 0, 0)};
+    NormalizeLogWeights p = {
+        .B = 32, .N = 1000, .log_weights = numbers(32000, 4, -4, 0), .normalized = numbers(32000, 4, 0, 0)};
     p.log_sum = numbers(32, 4, 0, 0), p.ess = numbers(32, 4, 0, 0);
     measure("normalize_log_weights", p.B * p.N, run_normalize, &p);
 }
@@ -138,7 +139,13 @@ static void run_network(void *parameters) {
 /* 4 inputs, noise into the second of two layers of width 8, 3 outputs: a model of dynamics. */
 static void network(void) {
     const int64_t n = 32 * 100;
-    SmallNetwork p = {.n_layers = 3, .C = 4, .E = 3, .R = 1, .B = 32, .N = 100, .grad_y = numbers(n * 3, 4, -1, 1),
+    SmallNetwork p = {.n_layers = 3,
+                      .C = 4,
+                      .E = 3,
+                      .R = 1,
+                      .B = 32,
+                      .N = 100,
+                      .grad_y = numbers(n * 3, 4, -1, 1),
                       .layer = {{.out = 8, .activation = NETWORK_RELU},
                                 {.out = 8, .activation = NETWORK_RELU, .enters_extra = true},
                                 {.out = 3, .activation = NETWORK_NONE}}};
