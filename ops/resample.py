@@ -45,7 +45,7 @@ def resample(
         and log_weights.dtype in REALS
         and seed.dtype is INT64
         and (seed.dim() == 0 or seed.shape == shape[:1])
-        and (log_weights.is_cpu and seed.is_cpu or seed.device == log_weights.device)
+        and ((log_weights.is_cpu and seed.is_cpu) or seed.device == log_weights.device)
         and (n := shape[1]) > 0
         and 0 <= (m := n if n_samples is None else n_samples) < 2**31 - 1
         and 0 <= stream < 2**32

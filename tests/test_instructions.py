@@ -1,7 +1,8 @@
 """Instructions that the kernels need, counted by callgrind: the same number on a busy machine as on an idle one.
 
 valgrind has no AVX-512, so it is the AVX2 code that is counted, compiled alone (MDPS_NO_CLONES and -march=x86-64-v3) to save
-time; the counts of the clones differ by 2 % at most. The loop that matters most is looked at in the AVX-512 code as well, without running it.
+time; the counts of the clones differ by 2 % at most. The loop that matters most is looked at in the AVX-512 code as well,
+without running it.
 """
 
 import re
@@ -138,7 +139,7 @@ def innermost_loop(assembly):
 
 
 def test_avx512_loop(compiler, tmp_path):
-    """64 queries as lanes, in vectors of 512 bits; nothing called, nothing scalar but a component's weight, nothing gathered."""
+    """64 queries as lanes, in vectors of 512 bits; nothing called or gathered, nothing scalar but a component's weight."""
     objdump = tool("objdump")
     (tmp_path / "loop.c").write_text(LOOP)
     succeed([compiler, *flags(), *one_type("f32", "x86-64-v4"), "-c", "loop.c"], tmp_path)
