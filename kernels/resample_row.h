@@ -4,7 +4,7 @@
 #define MDPS_RESAMPLE_ROW_H
 #include "resample.h"
 
-enum { TILE = 512, SPAN = 2048, KEPT = 2048 };
+enum { TILE = 512, SPAN = 2048, KEPT = 16384 /* 128 KB of stack */ };
 
 typedef struct {
     int64_t N, M, *cumulative;
@@ -12,13 +12,14 @@ typedef struct {
 } Row;
 
 /* Draws [begin, end) are of component j. Eight stores at once cost as much as one, and those beyond the end are overwritten by
- * the components that follow, so only a component of many draws, or one at the end of the row, takes a branch. */
+ * the components that follow, so only a component of many draws, or one at the end of the row, goes another way. */
 INLINE void put(int64_t *ancestors, int64_t begin, int64_t end, int64_t M, int64_t j) {
-    if (begin + 8 <= M) {
+    while (begin + 8 <= M) {
         for (int i = 0; i < 8; i++) ancestors[begin + i] = j;
         begin += 8;
+        if (begin >= end) return;
     }
-    for (int64_t i = begin; i < end; i++) ancestors[i] = j;
+    for (; begin < end; begin++) ancestors[begin] = j;
 }
 
 /* The ends of a tile's components: k points below for certain, and one more if the word at `at` is below `cut`. */

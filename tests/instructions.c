@@ -1,0 +1,165 @@
+/* The cases of test_instructions.py. Each runs once, which binds libm's functions, and again between two calls of mark(), where
+ * callgrind writes what it has counted: a run, and less than 50 instructions beside it. Prints the cases in order with the
+ * number of units (pairs, draws, ...) of a run.
+ */
+#include "mixture_log_prob.h"
+#include "normalize_log_weights.h"
+#include "philox_normal.h"
+#include "philox_von_mises.h"
+#include "resample.h"
+#include "small_network.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { G = 2, A = 1, D = G + A };
+
+__attribute__((noinline)) void mark(void) { __asm__ volatile(""); }
+
+static const int64_t seed = 12345;
+
+/* n numbers of `size` bytes, uniform in [low, high). */
+static void *numbers(int64_t n, size_t size, double low, double high) {
+    static uint32_t state = 1;
+    void *x = aligned_alloc(64, ((size_t)n * size + 64) / 64 * 64);
+    for (int64_t i = 0; i < n; i++) {
+        state = state * 1664525 + 1013904223;
+        double value = low + (high - low) * (state / 4294967296.);
+        if (size == 8) ((double *)x)[i] = value;
+        else ((float *)x)[i] = (float)value;
+    }
+    return x;
+}
+
+typedef void Run(void *parameters);
+
+static void measure(const char *name, int64_t units, Run *run, void *parameters) {
+    run(parameters);
+    mark();
+    run(parameters);
+    mark();
+    printf("%lld %s\n", (long long)units, name);
+}
+
+static void mixture_forward_f32(void *parameters) {
+    MixtureLogProb *p = parameters;
+    mixture_prepare_f32(0, p->B, p);
+    mixture_log_prob_f32(0, p->B * mixture_tiles(p), p);
+}
+static void mixture_forward_f64(void *parameters) {
+    MixtureLogProb *p = parameters;
+    mixture_prepare_f64(0, p->B, p);
+    mixture_log_prob_f64(0, p->B * mixture_tiles(p), p);
+}
+static void mixture_backward_f32(void *parameters) {
+    MixtureLogProb *p = parameters;
+    mixture_prepare_f32(0, p->B, p);
+    mixture_backward_pairs_f32(0, p->B * mixture_chunks(p), p);
+    mixture_backward_reduce_f32(0, p->B, p);
+    mixture_backward_share_f32(0, 1, p);
+}
+
+/* B mixtures of n poses at n points. */
+static MixtureLogProb mixture(int64_t B, int64_t n, size_t size) {
+    MixtureLogProb p = {.B = B, .M = n, .N = n, .G = G, .A = A};
+    p.x = numbers(B * n * D, size, -2, 2);
+    p.means = numbers(B * n * D, size, -2, 2);
+    p.log_weights = numbers(B * n, size, -4, 0);
+    p.bandwidths = numbers(D, size, 0.3, 0.5);
+    p.grad = numbers(B * n, size, -1, 1);
+    p.log_prob = numbers(B * n, size, 0, 0), p.log2_sum = numbers(B * n, size, 0, 0);
+    p.grad_x = numbers(B * n * D, size, 0, 0), p.grad_means = numbers(B * n * D, size, 0, 0);
+    p.grad_log_weights = numbers(B * n, size, 0, 0), p.grad_bandwidths = numbers(D, size, 0, 0);
+    p.rows = aligned_alloc(64, ((size_t)B * sizeof(MixtureRow) + 64) / 64 * 64);
+    p.components = numbers(B * mixture_padded(n) * (1 + mixture_features(&p)), size, 0, 0);
+    p.sums = numbers(B * mixture_chunks(&p) * mixture_sums(&p), 8, 0, 0);
+    return p;
+}
+
+static void mixtures(void) {
+    MixtureLogProb large = mixture(1, 1000, 4), small = mixture(32, 50, 4), precise = mixture(1, 1000, 8);
+    measure("mixture forward f32 1000", 1000 * 1000, mixture_forward_f32, &large);
+    measure("mixture backward f32 1000", 1000 * 1000, mixture_backward_f32, &large);
+    measure("mixture forward f32 50", 32 * 50 * 50, mixture_forward_f32, &small);
+    measure("mixture backward f32 50", 32 * 50 * 50, mixture_backward_f32, &small);
+    measure("mixture forward f64 1000", 1000 * 1000, mixture_forward_f64, &precise);
+}
+
+static void run_resample(void *parameters) {
+    Resample *p = parameters;
+    resample_f32(0, p->chunks, p);
+}
+
+static void resampling(void) {
+    const char *schemes[] = {"multinomial", "stratified", "systematic", "residual"};
+    for (int64_t n = 1000; n <= 100000; n *= 100)
+        for (int scheme = 0; scheme < 4; scheme++) {
+            Resample p = {.B = 1, .N = n, .M = n, .chunks = 1, .scheme = scheme, .seed = {&seed, 0, 0}};
+            char name[64];
+            p.log_weights = numbers(p.B * n, 4, -4, 0), p.ancestors = numbers(p.B * n, 8, 0, 0);
+            p.scratch = numbers(RESAMPLE_SCRATCH(n) / 8, 8, 0, 0);
+            snprintf(name, sizeof name, "resample %s %lld", schemes[scheme], (long long)n);
+            measure(name, p.B * n, run_resample, &p);
+        }
+}
+
+static void run_normal(void *parameters) {
+    PhiloxDraw *p = parameters;
+    philox_normal_f32(0, (p->n + PHILOX_TILE - 1) / PHILOX_TILE, p);
+}
+static void run_von_mises(void *parameters) {
+    PhiloxVonMises *p = parameters;
+    philox_von_mises_f32(0, (p->n + VON_MISES_TILE - 1) / VON_MISES_TILE, p);
+}
+static void run_normalize(void *parameters) {
+    NormalizeLogWeights *p = parameters;
+    normalize_log_weights_f32(0, p->B, p);
+}
+
+static void rows(void) {
+    PhiloxDraw normal = {.B = 1, .n = 100000, .seed = {&seed, 0, 0}, .out = numbers(100000, 4, 0, 0)};
+    measure("philox_normal", normal.n, run_normal, &normal);
+    PhiloxVonMises von_mises = {.B = 1, .n = 20000, .seed = {&seed, 0, 0}, .out = numbers(20000, 4, 0, 0)};
+    von_mises.concentration = numbers(von_mises.n, 4, 0, 50);
+    measure("philox_von_mises", von_mises.n, run_von_mises, &von_mises);
+    NormalizeLogWeights p = {
+        .B = 32, .N = 1000, .log_weights = numbers(32000, 4, -4, 0), .normalized = numbers(32000, 4, 0, 0)};
+    p.log_sum = numbers(32, 4, 0, 0), p.ess = numbers(32, 4, 0, 0);
+    measure("normalize_log_weights", p.B * p.N, run_normalize, &p);
+}
+
+static void run_network(void *parameters) {
+    SmallNetwork *p = parameters;
+    small_network_prepare_f32(0, p->R, p);
+    small_network_forward_f32(0, p->R * p->chunks, p);
+    small_network_backward_f32(0, p->R * p->chunks, p);
+    small_network_finish_f32(0, p->R, p);
+}
+
+/* 4 inputs, noise into the second of two layers of width 8, 3 outputs: a model of dynamics. */
+static void network(void) {
+    const int64_t n = 32 * 100;
+    SmallNetwork p = {.n_layers = 3,
+                      .C = 4,
+                      .E = 3,
+                      .R = 1,
+                      .B = 32,
+                      .N = 100,
+                      .grad_y = numbers(n * 3, 4, -1, 1),
+                      .layer = {{.out = 8, .activation = NETWORK_RELU},
+                                {.out = 8, .activation = NETWORK_RELU, .enters_extra = true},
+                                {.out = 3, .activation = NETWORK_NONE}}};
+    small_network_layout(&p);
+    p.x = numbers(n * p.C, 4, -2, 2), p.extra = numbers(n * p.E, 4, -2, 2), p.weights = numbers(p.P, 4, -1, 1);
+    p.y = numbers(n * 3, 4, 0, 0), p.grad_x = numbers(n * p.C, 4, 0, 0), p.grad_extra = numbers(n * p.E, 4, 0, 0);
+    p.grad_weights = numbers(p.P, 4, 0, 0), p.scratch = numbers(p.scratch_size, 4, 0, 0);
+    measure("small_network", n, run_network, &p);
+}
+
+int main(void) {
+    mixtures();
+    resampling();
+    rows();
+    network();
+    return 0;
+}
