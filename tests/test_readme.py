@@ -58,9 +58,7 @@ def test_missing_observations_and_lengths(names):
 def test_references_agree(names):
     inputs = names["observations"], names["initial"]
     with torch.no_grad():
-        fast = names["forward_filter"](
-            *inputs, lengths=names["lengths"], observed=names["observed"], seed=names["seeds"]
-        )
+        fast = names["forward_filter"](*inputs, lengths=names["lengths"], observed=names["observed"], seed=names["seeds"])
     # A draw at the border of two ancestors may fall to the other side by a rounding error, and moves what follows it.
     close = torch.isclose(fast.posterior.means, names["slow"].posterior.means, atol=1e-3)
     assert close.float().mean() > 0.9
