@@ -83,7 +83,7 @@ def test_what_it_names_exists():
     scripts = re.findall(r"python ((?:docs|training|tests)/[\w/.]+)(?: (\w+))?", README)
     assert {s for s, name in scripts if not (ROOT / s).exists()} == set()
     assert {n for s, n in scripts if s == "tests/bench" and n and not (ROOT / s / f"{n}.py").exists()} == set()
-    assert (ROOT / "docs/smoother.png").stat().st_size < 300_000
+    assert (ROOT / "training/readme_picture.png").stat().st_size < 300_000
 
 
 def test_errors_that_it_quotes_are_the_sources_own():
@@ -97,7 +97,7 @@ def test_errors_that_it_quotes_are_the_sources_own():
 def test_the_picture(monkeypatch):
     """What it shows is true: on its path the smoother is nearer to the truth than both filters."""
     pytest.importorskip("matplotlib")
-    specification = importlib.util.spec_from_file_location("smoother_picture", ROOT / "docs/smoother.py")
+    specification = importlib.util.spec_from_file_location("smoother_picture", ROOT / "training/readme_picture.py")
     picture = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(picture)
     monkeypatch.setattr(picture, "N", 5000)

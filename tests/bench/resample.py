@@ -77,7 +77,7 @@ def resampling_table() -> None:
         for b, n in SIZES:
             times = resampling_row(scheme, b, n)
             numbers = [1e9 * t / b / n for t in times[:3]] + [t / times[0] for t in times[1:]]
-            print(f"{scheme:12} {b:3} {n:7} " + " ".join(f"{x:11.2f}" for x in numbers), flush=True)
+            print(f"{scheme:12} {b:3} {n:7} " + " ".join(f"{x:11.2f}" if x == x else f"{'-':>11}" for x in numbers), flush=True)
 
 
 def torch_mixture(means: Tensor, log_weights: Tensor, bandwidths: Tensor) -> Tensor:

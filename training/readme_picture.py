@@ -1,4 +1,4 @@
-"""Draws docs/smoother.png, the picture of the README: python docs/smoother.py (ten seconds on one core).
+"""Draws training/readme_picture.png, the picture of the README: python training/readme_picture.py (ten seconds on one core).
 
 A vehicle drives one metre a step with a wandering heading. A radar sees its bearing, except in the middle of the path. Filters
 and smoother know the true models, so nothing is trained: what they differ in is which observations they use.
