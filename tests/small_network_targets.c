@@ -45,7 +45,14 @@ static double difference(int which, const void *x, int64_t n, size_t size) {
 }
 
 static int check(const Target *t) {
-    SmallNetwork p = {.n_layers = 5, .C = 6, .E = 3, .K = 5, .R = 2, .B = 6, .N = 1501, .grad_y = &p,
+    SmallNetwork p = {.n_layers = 5,
+                      .C = 6,
+                      .E = 3,
+                      .K = 5,
+                      .R = 2,
+                      .B = 6,
+                      .N = 1501,
+                      .grad_y = &p,
                       .layer = {{.out = 13, .activation = NETWORK_RELU},
                                 {.out = 8, .activation = NETWORK_TANH, .enters_extra = true},
                                 {.out = 7, .activation = NETWORK_PRELU, .enters_condition = true},
@@ -53,8 +60,8 @@ static int check(const Target *t) {
                                 {.out = 2, .activation = NETWORK_NONE}}};
     small_network_layout(&p);
     int64_t n = p.B * p.N, size[RESULTS] = {n * 2, n * p.C, n * p.E, p.B * p.K, p.R * p.P};
-    void *input[] = {numbers(n * p.C, t->size, 4), numbers(n * p.E, t->size, 4), numbers(p.B * p.K, t->size, 4),
-                     numbers(p.R * p.P, t->size, 1), numbers(n * 2, t->size, 2), numbers(p.scratch_size, t->size, 0)};
+    void *input[] = {numbers(n * p.C, t->size, 4),   numbers(n * p.E, t->size, 4), numbers(p.B * p.K, t->size, 4),
+                     numbers(p.R * p.P, t->size, 1), numbers(n * 2, t->size, 2),   numbers(p.scratch_size, t->size, 0)};
     void *result[RESULTS];
     for (int i = 0; i < RESULTS; i++) result[i] = numbers(size[i], t->size, 0);
     p.x = input[0], p.extra = input[1], p.condition = input[2], p.weights = input[3], p.grad_y = input[4], p.scratch = input[5];
