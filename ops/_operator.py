@@ -122,7 +122,7 @@ def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int 
             return out, (0,) * len(out) if isinstance(out, tuple) else 0
         first = next(i for i, a in enumerate(moved) if isinstance(a, Tensor))
         batch = moved[first].size(1)
-        was_shared = [i for i in shared if moved[i].dim() == _shared_dim(op, i)]
+        was_shared = [i for i in shared if moved[i].dim() == 2]  # (n, D) of (n, B, D)
         for i in was_shared:
             moved[i] = moved[i].unsqueeze(1).expand(n, batch, *moved[i].shape[1:])
         out = op(*(a.flatten(0, 1) if isinstance(a, Tensor) else a for a in moved))
@@ -131,8 +131,3 @@ def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int 
             if (grad := shared[i]) is not None:
                 results[grad] = results[grad].sum(1)
         return (tuple(results), (0,) * len(results)) if isinstance(out, tuple) else (results[0], 0)
-
-
-def _shared_dim(op, i):
-    """Dimensions of a mapped argument that lacks its batch: bandwidths (n, D)."""
-    return 2
