@@ -49,6 +49,8 @@ def state_size(n_dim: int, n_angular: int) -> None:
     """Check a state of n_dim dimensions of which the last n_angular are angles."""
     if not 1 <= n_dim <= 16:
         raise ValueError(f"expected states of 1 to 16 dimensions, got {n_dim}")
+    if not isinstance(n_angular, int):
+        raise TypeError(f"n_angular: expected an int, got {type(n_angular).__name__}")
     if not 0 <= n_angular <= n_dim:
         raise ValueError(f"n_angular: expected 0 to {n_dim}, the number of state dimensions, got {n_angular}")
 

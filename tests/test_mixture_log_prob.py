@@ -159,6 +159,7 @@ test_errors = check_errors(
         (call(bandwidths=BANDWIDTHS * math.nan), ValueError, "bandwidths: expected positive finite numbers"),
         (call(n_angular=4), ValueError, "n_angular: expected 0 to 3"),
         (call(n_angular=-1), ValueError, "n_angular: expected 0 to 3"),
+        (call(n_angular=1.0), TypeError, "n_angular: expected an int, got float"),
         (
             call(X[..., :0], MEANS[..., :0], WEIGHTS, BANDWIDTHS[:0], 0),
             ValueError,
