@@ -92,7 +92,7 @@ def describe(layers: Sequence[Layer], columns: int, extra: int, condition: int) 
             raise ValueError(f"layers: expected out = 1 to {MOST_COLUMNS}, got {out!r}")
         numbers += [int(has_extra), int(has_condition), out, check.choice("activation", activation, ACTIVATIONS)]
         entered = [entered[0] + bool(has_extra), entered[1] + bool(has_condition)]
-        n_parameters += out * (columns + extra * has_extra + condition * has_condition + 1) + (activation == "prelu")
+        n_parameters += out * (columns + extra * has_extra + condition * has_condition + 1) + int(activation == "prelu")
         columns = out
     for name, width, times in (("extra", extra, entered[0]), ("condition", condition, entered[1])):
         if width and times != 1:

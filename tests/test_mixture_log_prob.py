@@ -212,7 +212,9 @@ def test_memory_is_linear():
     n = 10_000
     args = [torch.randn(1, n, 3), torch.randn(1, n, 3), torch.zeros(1, n), torch.ones(3)]
     args = [a.requires_grad_() for a in args]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
         ops.mixture_log_prob(*args, n_angular=1).sum().backward()
     allocated = sum(max(0, e.self_cpu_memory_usage) for e in profile.key_averages())
     assert allocated < 32 * 2**20, allocated
