@@ -1,7 +1,7 @@
 /* Log-density of Gaussian x von Mises mixtures at M points, B mixtures of N components (paper, eq. of m(x; x, w, beta)).
  *
- *   log_prob[b][i] = log sum_j exp(log_weights[b][j]) prod_g Normal(x_g - mu_g; beta_g^2) prod_a VonMises(x_a - mu_a;
- * beta_a^-2)
+ *   log_prob[b][i] = log sum_j exp(log_weights[b][j]) K(x[b][i] - means[b][j]; bandwidths[b])
+ *   K = prod_g Normal(x_g - mu_g; beta_g^2) prod_a VonMises(x_a - mu_a; beta_a^-2)
  *
  *   x            (B, M, D)  D = G linear dimensions followed by A angular ones (radians, any range); 1 <= D <= 16
  *   means        (B, N, D)
@@ -16,9 +16,12 @@
  *           (the sum of a tile lane says so), and for rows whose coordinates exceed 1024 bandwidths or whose concentration
  *           exceeds 3.6e5, where float32 arithmetic would lose digits.
  *
- * Gradients, with P_ij = grad_i w_j K_ij / m_i:   log_weights_j: sum_i P;   means_j: sum_i P (x - mu) / beta^2 or kappa sin(x -
- * mu); x_i: minus the same summed over j;   bandwidths: sum_ij P ((x - mu)^2 / beta^2 - 1) / beta, or 2 beta^-3 (sum_ij P 2
- * sin^2((x - mu)/2) - (1 - I1/I0) sum_ij P).
+ * Gradients, with P_ij = grad_i w_j K_ij / m_i:
+ *   log_weights_j  sum_i P
+ *   means_j        sum_i P (x - mu) / beta^2, or sum_i P kappa sin(x - mu)
+ *   x_i            minus the same summed over j
+ *   bandwidths     sum_ij P ((x - mu)^2 / beta^2 - 1) / beta, or
+ *                  2 beta^-3 (sum_ij P 2 sin^2((x - mu) / 2) - (1 - I1/I0) sum_ij P)
  *
  * Cost: O(MN) time: 2 G + 3 A vector operations and an exp2 a pair forward, about 2.4 times as long backward; memory O(M + N):
  * no array has M x N entries. Results do not depend on how items are split over threads.
