@@ -11,7 +11,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)take_n_angular(&call, stack[4], samples.size[2]);
     Tensor log_weights = new_tensor(&call, &samples, 2, samples.size);
     IwsgLogWeights p = {.log_weights = log_weights.data};
-    run(&call, &samples, iwsg_log_weights_f32, iwsg_log_weights_f64, &p, samples.size[0] * samples.size[1], 1 << 16);
+    run(&call, &samples, KERNELS(iwsg_log_weights), &p, samples.size[0] * samples.size[1], 1 << 16);
     finish(&call, stack, 1, (Tensor[]){log_weights});
 }
 OPERATOR(iwsg_log_weights,

@@ -11,7 +11,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor concentration = take_tensor(&call, stack[0], "concentration", 1);
     Tensor log_i0 = new_tensor(&call, &concentration, 1, concentration.size);
     LogI0 p = {.concentration = concentration.data, .log_i0 = log_i0.data};
-    run(&call, &concentration, log_i0_f32, log_i0_f64, &p, concentration.size[0], GRAIN);
+    run(&call, &concentration, KERNELS(log_i0), &p, concentration.size[0], GRAIN);
     finish(&call, stack, 1, (Tensor[]){log_i0});
 }
 OPERATOR(log_i0, "log_i0(Tensor concentration) -> Tensor", forward)
@@ -26,7 +26,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor grad_concentration = new_tensor(&call, &concentration, 1, concentration.size);
     LogI0 p = {
         .concentration = concentration.data, .grad_log_i0 = grad_log_i0.data, .grad_concentration = grad_concentration.data};
-    run(&call, &concentration, log_i0_backward_f32, log_i0_backward_f64, &p, concentration.size[0], GRAIN);
+    run(&call, &concentration, KERNELS(log_i0_backward), &p, concentration.size[0], GRAIN);
     finish(&call, stack, 1, (Tensor[]){grad_concentration});
 }
 OPERATOR(log_i0_backward, "log_i0_backward(Tensor grad_log_i0, Tensor concentration) -> Tensor", backward)

@@ -39,8 +39,8 @@ MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m,
 static int64_t rows_per_task(const MixtureLogProb *p) { return 1 + 4096 / (p->M + p->N + 1); }
 
 void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p) {
-    run(call, x, mixture_prepare_f32, mixture_prepare_f64, p, p->B, rows_per_task(p));
-    run(call, x, mixture_log_prob_f32, mixture_log_prob_f64, p, p->B * mixture_tiles(p),
+    run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
+    run(call, x, KERNELS(mixture_log_prob), p, p->B * mixture_tiles(p),
         1 + PAIRS_PER_TASK / (MIXTURE_TILE * (p->N + 1)));
 }
 
@@ -49,10 +49,10 @@ Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureL
                     new_tensor(call, x, (int)m->bandwidths.dim, m->bandwidths.size)};
     p->grad_means = grad.means.data, p->grad_log_weights = grad.log_weights.data, p->grad_bandwidths = grad.bandwidths.data;
     p->sums = new_scratch(call, x, p->B * mixture_chunks(p) * mixture_sums(p) * (int64_t)sizeof(double));
-    if (!prepared) run(call, x, mixture_prepare_f32, mixture_prepare_f64, p, p->B, rows_per_task(p));
-    run(call, x, mixture_backward_pairs_f32, mixture_backward_pairs_f64, p, p->B * mixture_chunks(p),
+    if (!prepared) run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
+    run(call, x, (Kernels){mixture_backward_pairs_f32, mixture_backward_pairs_f64, mixture_log_prob_backward_cuda}, p, p->B * mixture_chunks(p),
         1 + PAIRS_PER_TASK / (mixture_chunk(p) * (p->N + 1)));
-    run(call, x, mixture_backward_reduce_f32, mixture_backward_reduce_f64, p, p->B, rows_per_task(p));
-    run(call, x, mixture_backward_share_f32, mixture_backward_share_f64, p, 1, 1);
+    run(call, x, CPU_KERNELS(mixture_backward_reduce), p, p->B, rows_per_task(p));
+    run(call, x, CPU_KERNELS(mixture_backward_share), p, 1, 1);
     return grad;
 }

@@ -34,7 +34,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                          .bandwidths = bandwidths.data,
                          .ancestors = ancestors.data,
                          .samples = samples.data};
-    run(&call, &means, mixture_resample_f32, mixture_resample_f64, &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 8);
+    run(&call, &means, KERNELS(mixture_resample), &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 8);
     finish(&call, stack, 2, (Tensor[]){samples, ancestors});
 }
 OPERATOR(mixture_resample,

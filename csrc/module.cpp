@@ -18,7 +18,9 @@ PYBIND11_MODULE(_C, m) {
         info["compiler"] = __VERSION__;
         info["python"] = PY_VERSION;
         info["torch"] = std::to_string(torch >> 56) + "." + std::to_string(torch >> 48 & 255);
-        info["cuda"] = MDPS_CUDA_VERSION;
+        info["cuda"] = MDPS_CUDA ? MDPS_CUDA_VERSION : "";
+        info["cuda_architectures"] = MDPS_CUDA ? MDPS_CUDA_ARCHITECTURES : "";
+        info["emulated"] = MDPS_EMULATE != 0; // tests/emulation
         return info;
     });
 }

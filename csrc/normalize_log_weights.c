@@ -19,7 +19,8 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                              .normalized = normalized.data,
                              .log_sum = log_sum.data,
                              .ess = ess.data};
-    run(&call, &log_weights, normalize_log_weights_f32, normalize_log_weights_f64, &p, p.B, grain(p.N));
+    if (on_cuda(&log_weights)) p.scratch = new_scratch(&call, &log_weights, NORMALIZE_SCRATCH(p.B, p.N));
+    run(&call, &log_weights, KERNELS(normalize_log_weights), &p, p.B, grain(p.N));
     finish(&call, stack, 3, (Tensor[]){normalized, log_sum, ess});
 }
 OPERATOR(normalize_log_weights, "normalize_log_weights(Tensor log_weights) -> (Tensor, Tensor, Tensor)", forward)
@@ -45,7 +46,8 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                              .grad_log_sum = grad_log_sum.data,
                              .grad_ess = grad_ess.data,
                              .grad_log_weights = grad_log_weights.data};
-    run(&call, &normalized, normalize_log_weights_backward_f32, normalize_log_weights_backward_f64, &p, p.B, grain(p.N));
+    if (on_cuda(&normalized)) p.scratch = new_scratch(&call, &normalized, NORMALIZE_SCRATCH(p.B, p.N));
+    run(&call, &normalized, KERNELS(normalize_log_weights_backward), &p, p.B, grain(p.N));
     finish(&call, stack, 1, (Tensor[]){grad_log_weights});
 }
 OPERATOR(normalize_log_weights_backward,

@@ -162,10 +162,32 @@ int take_n_angular(Call *call, StableIValue value, int64_t dim) {
     return ok(call) ? (int)n : 0;
 }
 
-void run(Call *call, const Tensor *x, Kernel *f32, Kernel *f64, void *parameters, int64_t n, int64_t grain) {
-    Kernel *kernel = x->is_double ? f64 : f32;
+bool on_cuda(const Tensor *x) { return MDPS_EMULATE || x->device_type == aoti_torch_device_type_cuda(); }
+
+/* On torch's current stream of the device of x, made current for as long; waits for nothing. */
+static void launch(Call *call, const Tensor *x, Launcher *launcher, const void *parameters, int64_t n) {
+    void *stream = NULL;
+    DeviceGuardHandle guard = NULL;
+    const bool is_gpu = !MDPS_EMULATE;
+    expect(call, MDPS_CUDA || MDPS_EMULATE, "this mdps has no CUDA kernels: install it where nvcc is, with MDPS_CUDA=ON");
+    if (!ok(call)) return;
+    if (is_gpu && (aoti_torch_get_current_cuda_stream(x->device_index, &stream) ||
+                   aoti_torch_create_device_guard(x->device_index, &guard))) {
+        fail_in_torch(call, "CUDA");
+        return;
+    }
+    int status = cuda_select_device(x->device_index);
+    if (!status) status = launcher(parameters, n, x->is_double, stream);
+    expect(call, !status, "CUDA: %s", cuda_error_text(status));
+    if (guard) aoti_torch_delete_device_guard(guard);
+}
+
+void run(Call *call, const Tensor *x, Kernels kernels, void *parameters, int64_t n, int64_t grain) {
+    Kernel *kernel = x->is_double ? kernels.f64 : kernels.f32;
     if (!ok(call) || n == 0) return;
-    if (n <= grain) kernel(0, n, parameters);
+    if (on_cuda(x)) {
+        if (kernels.cuda || !(MDPS_CUDA || MDPS_EMULATE)) launch(call, x, kernels.cuda, parameters, n);
+    } else if (n <= grain) kernel(0, n, parameters);
     else if (torch_parallel_for(0, n, grain, kernel, parameters)) fail_in_torch(call, "threads");
 }
 
@@ -193,12 +215,15 @@ void add_operator(Operator *op) {
 const char *mdps_register(void) {
     static bool done;
     if (done) return NULL;
-    TorchLibraryHandle def, cpu; /* never deleted: that would unregister */
+    TorchLibraryHandle def, cpu, cuda = NULL; /* never deleted: that would unregister */
     if (aoti_torch_library_init_def("mdps", "mdps", 1, &def)) return "a second copy of mdps is loaded in this process";
     if (aoti_torch_library_init_impl("mdps", "CPU", "mdps", 1, &cpu)) return "cannot register CPU kernels";
+    bool torch_has_cuda = aoti_torch_get_current_cuda_stream != NULL;
+    if (torch_has_cuda && aoti_torch_library_init_impl("mdps", "CUDA", "mdps", 1, &cuda)) return "cannot register CUDA kernels";
     for (Operator *op = operators; op; op = op->next) {
         if (aoti_torch_library_def(def, op->schema)) return op->schema;
         if (torch_library_impl(cpu, op->name, op->boxed, TORCH_C_BUILD_VERSION)) return op->name;
+        if (cuda && torch_library_impl(cuda, op->name, op->boxed, TORCH_C_BUILD_VERSION)) return op->name;
     }
     done = true;
     return NULL;

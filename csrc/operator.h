@@ -7,7 +7,7 @@
  *         expect(&call, condition, "x: expected ..., got ...");
  *         Tensor y = new_tensor(&call, &x, 2, x.size);
  *         Name p = {.B = x.size[0], .x = x.data, .y = y.data};     the parameters that kernels/name.h describes
- *         run(&call, &x, name_f32, name_f64, &p, p.B, 1);
+ *         run(&call, &x, KERNELS(name), &p, p.B, 1);
  *         finish(&call, stack, 1, (Tensor[]){y});                 frees what is owned; throws if something failed
  *     }
  *     OPERATOR(name, "name(Tensor x) -> Tensor", forward)
@@ -19,6 +19,7 @@
 #ifndef MDPS_OPERATOR_H
 #define MDPS_OPERATOR_H
 
+#include "cuda_launch.h"
 #include "torch_c.h"
 
 enum { MAX_OWNED = 32, MAX_DIM = 8 };
@@ -41,6 +42,14 @@ typedef struct {
 
 /* What a kernel in kernels/ looks like: work on items [begin, end) of what `parameters` describes. */
 typedef void Kernel(int64_t begin, int64_t end, void *parameters);
+/* The same on the GPU, all n items (cuda_launch.h). */
+typedef int Launcher(const void *parameters, int64_t n, int is_double, void *stream);
+typedef struct {
+    Kernel *f32, *f64;
+    Launcher *cuda; /* NULL: a step that the GPU does within another one */
+} Kernels;
+#define KERNELS(name) ((Kernels){name##_f32, name##_f64, name##_cuda})
+#define CPU_KERNELS(name) ((Kernels){name##_f32, name##_f64, NULL})
 
 static inline bool ok(const Call *call) { return call->error[0] == 0; }
 void fail(Call *call, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -78,9 +87,12 @@ Tensor new_tensor(Call *call, const Tensor *like, int dim, const int64_t *size);
 Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size);
 /* Memory for a kernel's intermediate values, on the device of `like`, freed by finish(); aligned to 64 bytes. */
 void *new_scratch(Call *call, const Tensor *like, int64_t bytes);
+/* Whether the launchers do the work: x is on a GPU, or this build runs them on the CPU (tests/emulation). */
+bool on_cuda(const Tensor *x);
 
-/* The float32 or float64 kernel over n items on torch's threads, at least `grain` items each; in place for small n. */
-void run(Call *call, const Tensor *x, Kernel *f32, Kernel *f64, void *parameters, int64_t n, int64_t grain);
+/* On the CPU the float32 or float64 kernel over n items on torch's threads, at least `grain` items each; in place for small n.
+ * On the GPU the launcher, on torch's current stream. */
+void run(Call *call, const Tensor *x, Kernels kernels, void *parameters, int64_t n, int64_t grain);
 /* Deletes every argument and temporary, leaves the results in the stack or throws. A result must not be an argument. */
 void finish(Call *call, StableIValue *stack, int n_results, const Tensor *results);
 

@@ -13,7 +13,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor like = real_like(&seed, take_int(stack[4]) != 0);
     Tensor out = new_tensor(&call, &like, 2, (int64_t[]){p.B, p.n});
     p.out = out.data;
-    run(&call, &like, philox_normal_f32, philox_normal_f64, &p, p.B * ((p.n + PHILOX_TILE - 1) / PHILOX_TILE), 16);
+    run(&call, &like, KERNELS(philox_normal), &p, p.B * ((p.n + PHILOX_TILE - 1) / PHILOX_TILE), 16);
     finish(&call, stack, 1, (Tensor[]){out});
 }
 OPERATOR(philox_normal, "philox_normal(Tensor seed, SymInt rows, SymInt n, int stream, int is_double) -> Tensor", forward)

@@ -16,7 +16,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor out = new_tensor(&call, &concentration, 2, concentration.size);
     p.concentration = concentration.data, p.out = out.data;
     int64_t tiles = (p.n + VON_MISES_TILE - 1) / VON_MISES_TILE;
-    run(&call, &concentration, philox_von_mises_f32, philox_von_mises_f64, &p, p.B * tiles, 8);
+    run(&call, &concentration, KERNELS(philox_von_mises), &p, p.B * tiles, 8);
     finish(&call, stack, 1, (Tensor[]){out});
 }
 OPERATOR(philox_von_mises, "philox_von_mises(Tensor concentration, Tensor seed, int stream) -> Tensor", forward)

@@ -14,7 +14,7 @@ Tensor resample_rows(Call *call, const Tensor *log_weights, Resample *p) {
     if (p->scheme == MULTINOMIAL || p->scheme == RESIDUAL)
         p->scratch = new_scratch(call, log_weights, p->chunks * RESAMPLE_SCRATCH(p->N));
     int64_t rows = p->chunks ? p->B / p->chunks : 1;
-    run(call, log_weights, resample_f32, resample_f64, p, p->chunks, 1 + 8192 / (rows * (p->N + p->M + 1)));
+    run(call, log_weights, KERNELS(resample), p, p->chunks, 1 + 8192 / (rows * (p->N + p->M + 1)));
     return ancestors;
 }
 

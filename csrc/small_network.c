@@ -70,7 +70,7 @@ static Arguments take_arguments(Call *call, StableIValue *stack, const Tensor *g
     expect(call, a.weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
            (long long)a.weights.size[stacked]);
     p->scratch = new_scratch(call, &a.x, p->scratch_size * (a.x.is_double ? 8 : 4));
-    run(call, &a.x, small_network_prepare_f32, small_network_prepare_f64, p, p->R, 1);
+    run(call, &a.x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
     return a;
 }
 
@@ -81,7 +81,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     SmallNetwork *p = &a.p;
     Tensor y = new_tensor(&call, &a.x, 3, (int64_t[]){p->B, p->N, ok(&call) ? p->layer[p->n_layers - 1].out : 0});
     p->y = y.data;
-    run(&call, &a.x, small_network_forward_f32, small_network_forward_f64, p, p->R * p->chunks, 1);
+    run(&call, &a.x, KERNELS(small_network_forward), p, p->R * p->chunks, 1);
     finish(&call, stack, 1, (Tensor[]){y});
 }
 OPERATOR(small_network, "small_network(Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers) -> Tensor",
@@ -105,8 +105,8 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p->grad_x = want_x ? grad_x.data : NULL;
     p->grad_extra = want_extra ? grad_extra.data : NULL;
     p->grad_condition = grad_condition.data, p->grad_weights = grad_weights.data;
-    run(&call, &a.x, small_network_backward_f32, small_network_backward_f64, p, p->R * p->chunks, 1);
-    run(&call, &a.x, small_network_finish_f32, small_network_finish_f64, p, p->R, 1);
+    run(&call, &a.x, KERNELS(small_network_backward), p, p->R * p->chunks, 1);
+    run(&call, &a.x, CPU_KERNELS(small_network_finish), p, p->R, 1);
     finish(&call, stack, 4, (Tensor[]){grad_x, grad_extra, grad_condition, grad_weights});
 }
 OPERATOR(small_network_backward,

@@ -26,7 +26,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                           .log_forward = f.log_prob,
                           .log_backward = b.log_prob,
                           .log_proposal = results[2].data};
-    run(&call, &x, two_filter_log_prob_f32, two_filter_log_prob_f64, &p, f.B * f.M, NUMBERS_PER_TASK);
+    run(&call, &x, KERNELS(two_filter_log_prob), &p, f.B * f.M, NUMBERS_PER_TASK);
     finish(&call, stack, 5, results);
 }
 OPERATOR(two_filter_log_prob,
@@ -61,11 +61,11 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                           .grad_backward = to_backward.data,
                           .grad_x = grad_x.data,
                           .grad_x_backward = grad_x_backward.data};
-    run(&call, &x, two_filter_log_prob_backward_f32, two_filter_log_prob_backward_f64, &p, f.B * f.M, NUMBERS_PER_TASK);
+    run(&call, &x, KERNELS(two_filter_log_prob_backward), &p, f.B * f.M, NUMBERS_PER_TASK);
     f.grad = to_forward.data, f.log2_sum = pairs[5].data, f.grad_x = grad_x.data;
     b.grad = to_backward.data, b.log2_sum = pairs[6].data, b.grad_x = grad_x_backward.data;
     Mixture gf = mixture_backward(&call, &x, &ahead, &f, false), gb = mixture_backward(&call, &x, &back, &b, false);
-    run(&call, &x, two_filter_add_f32, two_filter_add_f64, &p, f.B * f.M * x.size[2], NUMBERS_PER_TASK);
+    run(&call, &x, KERNELS(two_filter_add), &p, f.B * f.M * x.size[2], NUMBERS_PER_TASK);
     finish(&call, stack, 7,
            (Tensor[]){grad_x, gf.means, gf.log_weights, gf.bandwidths, gb.means, gb.log_weights, gb.bandwidths});
 }

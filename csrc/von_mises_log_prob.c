@@ -23,7 +23,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     take_arguments(&call, stack, &x, &mean, &concentration);
     Tensor log_prob = new_tensor(&call, &x, 1, x.size);
     VonMisesLogProb p = {.x = x.data, .mean = mean.data, .concentration = concentration.data, .log_prob = log_prob.data};
-    run(&call, &x, von_mises_log_prob_f32, von_mises_log_prob_f64, &p, x.size[0], GRAIN);
+    run(&call, &x, KERNELS(von_mises_log_prob), &p, x.size[0], GRAIN);
     finish(&call, stack, 1, (Tensor[]){log_prob});
 }
 OPERATOR(von_mises_log_prob, "von_mises_log_prob(Tensor x, Tensor mean, Tensor concentration) -> Tensor", forward)
@@ -45,7 +45,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                          .grad_x = grad_x.data,
                          .grad_mean = grad_mean.data,
                          .grad_concentration = grad_concentration.data};
-    run(&call, &x, von_mises_log_prob_backward_f32, von_mises_log_prob_backward_f64, &p, x.size[0], GRAIN);
+    run(&call, &x, KERNELS(von_mises_log_prob_backward), &p, x.size[0], GRAIN);
     finish(&call, stack, 3, (Tensor[]){grad_x, grad_mean, grad_concentration});
 }
 OPERATOR(von_mises_log_prob_backward,

@@ -1,11 +1,17 @@
 /* CLONES before a function compiles it three times, for AVX-512, AVX2 + FMA and the baseline of x86-64; the loader takes the
  * best one that the machine has. What such a function calls has to be INLINE, or it stays baseline code.
- * MDPS_NO_CLONES: sanitizer builds, whose run-time is not up yet when the loader chooses. */
+ * MDPS_NO_CLONES: sanitizer builds, whose run-time is not up yet when the loader chooses.
+ * C++ is CUDA here: the mathematics that both twins share is for the device as well. */
 #ifndef MDPS_CLONES_H
 #define MDPS_CLONES_H
 
+#ifdef __cplusplus
+#include <cuda_runtime.h>
+#define INLINE static __host__ __device__ __forceinline__
+#else
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MDPS_NO_CLONES)
+#endif
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MDPS_NO_CLONES) && !defined(__cplusplus)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES

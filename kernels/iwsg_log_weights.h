@@ -9,10 +9,13 @@
 #define MDPS_IWSG_LOG_WEIGHTS_H
 #include <stdint.h>
 
+#include "cuda_launch.h"
+
 typedef struct {
     void *log_weights; /* (B, M) */
 } IwsgLogWeights;
 
 void iwsg_log_weights_f32(int64_t begin, int64_t end, void *parameters);
 void iwsg_log_weights_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int iwsg_log_weights_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -10,6 +10,8 @@
 #define MDPS_LOG_I0_H
 #include <stdint.h>
 
+#include "cuda_launch.h"
+
 typedef struct {
     const void *concentration;
     void *log_i0;
@@ -21,4 +23,6 @@ void log_i0_f32(int64_t begin, int64_t end, void *parameters);
 void log_i0_f64(int64_t begin, int64_t end, void *parameters);
 void log_i0_backward_f32(int64_t begin, int64_t end, void *parameters);
 void log_i0_backward_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int log_i0_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int log_i0_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -30,6 +30,8 @@
 #define MDPS_MIXTURE_LOG_PROB_H
 #include <stdint.h>
 
+#include "cuda_launch.h"
+
 enum {
     MIXTURE_MAX_D = 16,
     MIXTURE_TILE = 64,        /* queries that are lanes together */
@@ -92,4 +94,6 @@ void mixture_backward_reduce_f64(int64_t begin, int64_t end, void *parameters);
 /* grad_bandwidths: of each row, or summed over rows when they are shared. One item. */
 void mixture_backward_share_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_backward_share_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int mixture_log_prob_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int mixture_log_prob_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -15,6 +15,7 @@
  */
 #ifndef MDPS_MIXTURE_RESAMPLE_H
 #define MDPS_MIXTURE_RESAMPLE_H
+#include "cuda_launch.h"
 #include "philox.h"
 
 enum { MIXTURE_TILE = 256, MOST_DIMENSIONS = 16 };
@@ -30,4 +31,5 @@ typedef struct {
 
 void mixture_resample_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_resample_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int mixture_resample_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -14,17 +14,31 @@
 #define MDPS_NORMALIZE_LOG_WEIGHTS_H
 #include <stdint.h>
 
+#include "clones.h"
+#include "cuda_launch.h"
+
 typedef struct {
     int64_t B, N;
     const void *log_weights;
     void *normalized, *log_sum, *ess;
     const void *grad_normalized, *grad_log_sum, *grad_ess; /* backward: (B, N), (B), (B) */
     void *grad_log_weights;                                /* backward: (B, N) */
+    void *scratch;                                         /* CUDA: NORMALIZE_SCRATCH(B, N) bytes */
 } NormalizeLogWeights;
+
+/* CUDA: a row has one block, or up to 256 with three numbers each. */
+enum { NORMALIZE_PART = 4096 };
+INLINE int64_t normalize_parts(int64_t N) {
+    int64_t parts = (N + NORMALIZE_PART - 1) / NORMALIZE_PART;
+    return parts < 256 ? parts : 256;
+}
+#define NORMALIZE_SCRATCH(B, N) ((B) * normalize_parts(N) * 3 * 8)
 
 void normalize_log_weights_f32(int64_t begin, int64_t end, void *parameters);
 void normalize_log_weights_f64(int64_t begin, int64_t end, void *parameters);
 /* Needs normalized, log_sum and ess of the forward pass. */
 void normalize_log_weights_backward_f32(int64_t begin, int64_t end, void *parameters);
 void normalize_log_weights_backward_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int normalize_log_weights_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int normalize_log_weights_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -7,8 +7,10 @@
  */
 #ifndef MDPS_PHILOX_NORMAL_H
 #define MDPS_PHILOX_NORMAL_H
+#include "cuda_launch.h"
 #include "philox_uniform.h"
 
 void philox_normal_f32(int64_t begin, int64_t end, void *parameters);
 void philox_normal_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int philox_normal_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -7,6 +7,7 @@
  */
 #ifndef MDPS_PHILOX_UNIFORM_H
 #define MDPS_PHILOX_UNIFORM_H
+#include "cuda_launch.h"
 #include "philox.h"
 
 enum { PHILOX_TILE = 1024 };
@@ -19,4 +20,5 @@ typedef struct {
 
 void philox_uniform_f32(int64_t begin, int64_t end, void *parameters);
 void philox_uniform_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int philox_uniform_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -8,6 +8,7 @@
  */
 #ifndef MDPS_PHILOX_VON_MISES_H
 #define MDPS_PHILOX_VON_MISES_H
+#include "cuda_launch.h"
 #include "philox.h"
 
 enum { VON_MISES_TILE = 256 /* = DRAW_TILE of draw.h */ };
@@ -21,4 +22,5 @@ typedef struct {
 
 void philox_von_mises_f32(int64_t begin, int64_t end, void *parameters);
 void philox_von_mises_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int philox_von_mises_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -10,7 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __cplusplus /* overloads, as tgmath.h has them for C */
+#include <math.h>
+#else
 #include <tgmath.h>
+#endif
 
 #ifndef MDPS_REAL_MATH_H
 #define MDPS_REAL_MATH_H

@@ -18,6 +18,7 @@
  */
 #ifndef MDPS_RESAMPLE_H
 #define MDPS_RESAMPLE_H
+#include "cuda_launch.h"
 #include "philox.h"
 
 enum { MULTINOMIAL = 0, STRATIFIED = 1, SYSTEMATIC = 2, RESIDUAL = 3 };
@@ -37,4 +38,5 @@ typedef struct {
 
 void resample_f32(int64_t begin, int64_t end, void *parameters);
 void resample_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int resample_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -24,6 +24,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda_launch.h"
+
 enum { NETWORK_NONE, NETWORK_RELU, NETWORK_TANH, NETWORK_SIGMOID, NETWORK_PRELU, NETWORK_ACTIVATIONS };
 enum { NETWORK_LAYERS = 16, NETWORK_WIDTH = 256 };
 
@@ -62,4 +64,6 @@ void small_network_backward_f32(int64_t begin, int64_t end, void *parameters);
 void small_network_backward_f64(int64_t begin, int64_t end, void *parameters);
 void small_network_finish_f32(int64_t begin, int64_t end, void *parameters);
 void small_network_finish_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int small_network_forward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int small_network_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -8,6 +8,7 @@
  */
 #ifndef MDPS_SPLIT_SEED_H
 #define MDPS_SPLIT_SEED_H
+#include "cuda_launch.h"
 #include "philox.h"
 
 typedef struct {
@@ -17,4 +18,5 @@ typedef struct {
 } SplitSeed;
 
 void split_seed(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int split_seed_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

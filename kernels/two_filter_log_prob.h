@@ -9,6 +9,8 @@
 #define MDPS_TWO_FILTER_LOG_PROB_H
 #include <stdint.h>
 
+#include "cuda_launch.h"
+
 typedef struct {
     double mixing;
     const void *log_forward, *log_backward;
@@ -25,4 +27,7 @@ void two_filter_log_prob_backward_f32(int64_t begin, int64_t end, void *paramete
 void two_filter_log_prob_backward_f64(int64_t begin, int64_t end, void *parameters);
 void two_filter_add_f32(int64_t begin, int64_t end, void *parameters);
 void two_filter_add_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int two_filter_log_prob_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int two_filter_log_prob_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int two_filter_add_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

@@ -16,6 +16,8 @@
 #define MDPS_VON_MISES_LOG_PROB_H
 #include <stdint.h>
 
+#include "cuda_launch.h"
+
 typedef struct {
     const void *x, *mean, *concentration;
     void *log_prob;
@@ -27,4 +29,6 @@ void von_mises_log_prob_f32(int64_t begin, int64_t end, void *parameters);
 void von_mises_log_prob_f64(int64_t begin, int64_t end, void *parameters);
 void von_mises_log_prob_backward_f32(int64_t begin, int64_t end, void *parameters);
 void von_mises_log_prob_backward_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int von_mises_log_prob_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int von_mises_log_prob_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif
