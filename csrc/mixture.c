@@ -1,6 +1,8 @@
 /* See mixture.h. */
 #include "mixture.h"
 
+#include "mixture_cuda.h"
+
 enum { PAIRS_PER_TASK = 32768 }; /* about 10 us of work */
 
 Mixture take_mixture(Call *call, const StableIValue *values, const Tensor *x) {
@@ -28,7 +30,7 @@ MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m,
                         .means = m->means.data,
                         .log_weights = m->log_weights.data,
                         .bandwidths = m->bandwidths.data};
-    if (!ok(call)) return p;
+    if (!ok(call) || on_cuda(x)) return p;
     int64_t bad = (x->is_double ? mixture_bad_bandwidth_f64 : mixture_bad_bandwidth_f32)(&p);
     expect(call, bad < 0, "bandwidths: expected positive finite numbers, got another one in row %lld", (long long)bad);
     p.rows = new_scratch(call, x, p.B * (int64_t)sizeof(MixtureRow));
@@ -36,9 +38,16 @@ MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m,
     return p;
 }
 
+/* On a GPU: scratch memory for the forward or the backward pass. */
+static void take_scratch(Call *call, const Tensor *x, MixtureLogProb *p, int backward) {
+    MixturePlan plan;
+    if (ok(call) && on_cuda(x)) p->scratch = new_scratch(call, x, mixture_plan(&plan, p, x->is_double, backward));
+}
+
 static int64_t rows_per_task(const MixtureLogProb *p) { return 1 + 4096 / (p->M + p->N + 1); }
 
 void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p) {
+    take_scratch(call, x, p, 0);
     run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
     run(call, x, KERNELS(mixture_log_prob), p, p->B * mixture_tiles(p),
         1 + PAIRS_PER_TASK / (MIXTURE_TILE * (p->N + 1)));
@@ -48,11 +57,12 @@ Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureL
     Mixture grad = {new_tensor(call, x, 3, m->means.size), new_tensor(call, x, 2, m->log_weights.size),
                     new_tensor(call, x, (int)m->bandwidths.dim, m->bandwidths.size)};
     p->grad_means = grad.means.data, p->grad_log_weights = grad.log_weights.data, p->grad_bandwidths = grad.bandwidths.data;
-    p->sums = new_scratch(call, x, p->B * mixture_chunks(p) * mixture_sums(p) * (int64_t)sizeof(double));
+    if (on_cuda(x)) take_scratch(call, x, p, 1);
+    else p->sums = new_scratch(call, x, p->B * mixture_chunks(p) * mixture_sums(p) * (int64_t)sizeof(double));
     if (!prepared) run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
-    run(call, x, (Kernels){mixture_backward_pairs_f32, mixture_backward_pairs_f64, mixture_log_prob_backward_cuda}, p, p->B * mixture_chunks(p),
+    run(call, x, CPU_KERNELS(mixture_backward_pairs), p, p->B * mixture_chunks(p),
         1 + PAIRS_PER_TASK / (mixture_chunk(p) * (p->N + 1)));
     run(call, x, CPU_KERNELS(mixture_backward_reduce), p, p->B, rows_per_task(p));
-    run(call, x, CPU_KERNELS(mixture_backward_share), p, 1, 1);
+    run(call, x, (Kernels){mixture_backward_share_f32, mixture_backward_share_f64, mixture_log_prob_backward_cuda}, p, 1, 1);
     return grad;
 }

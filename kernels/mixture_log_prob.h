@@ -28,8 +28,10 @@
  */
 #ifndef MDPS_MIXTURE_LOG_PROB_H
 #define MDPS_MIXTURE_LOG_PROB_H
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "clones.h"
 #include "cuda_launch.h"
 
 enum {
@@ -38,6 +40,11 @@ enum {
     MIXTURE_FEW_QUERIES = 16, /* fewer queries a row are computed one by one */
     MIXTURE_BLOCK = 128       /* components that are lanes together then */
 };
+
+/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward adds 2^BIAS and sums: what is flushed
+ * to 0 is below 2^LEAST each, so a sum above N 2^(LEAST + digits) has lost less than half a digit: the test of each query. */
+#define MIXTURE_BIAS (IS_DOUBLE ? 900 : 100)
+#define MIXTURE_ENOUGH (IS_DOUBLE ? 0x1p-969 : 0x1p-102)
 
 /* What a row of the batch needs before its pairs: filled by mixture_prepare. */
 typedef struct {
@@ -59,19 +66,20 @@ typedef struct {
     MixtureRow *rows;                                               /* scratch (B) */
     void *components;                                               /* scratch (B, 1 + G + 2 A, mixture_padded(N)) */
     double *sums;                                                   /* scratch of backward (B, chunks, mixture_sums) */
+    void *scratch;                                                  /* CUDA, instead of these three: see mixture_cuda.h */
 } MixtureLogProb;
 
-static inline int64_t mixture_padded(int64_t n) { return (n + 15) / 16 * 16; }
-static inline int64_t mixture_features(const MixtureLogProb *p) { return p->G + 2 * p->A; }
-static inline int64_t mixture_tiles(const MixtureLogProb *p) { return (p->M + MIXTURE_TILE - 1) / MIXTURE_TILE; }
+INLINE int64_t mixture_padded(int64_t n) { return (n + 15) / 16 * 16; }
+INLINE int64_t mixture_features(const MixtureLogProb *p) { return p->G + 2 * p->A; }
+INLINE int64_t mixture_tiles(const MixtureLogProb *p) { return (p->M + MIXTURE_TILE - 1) / MIXTURE_TILE; }
 /* Backward splits a row's queries into at most 8 chunks of whole super-tiles (512 queries), each with sums of its own. */
-static inline int64_t mixture_chunk(const MixtureLogProb *p) {
+INLINE int64_t mixture_chunk(const MixtureLogProb *p) {
     int64_t super_tiles = ((p->M + 7) / 8 + 511) / 512;
     return super_tiles ? super_tiles * 512 : 512;
 }
-static inline int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
+INLINE int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
 /* Of a chunk: 1 + D sums per component, D sums for the bandwidths and the sum of P. */
-static inline int64_t mixture_sums(const MixtureLogProb *p) {
+INLINE int64_t mixture_sums(const MixtureLogProb *p) {
     return (1 + p->G + p->A) * mixture_padded(p->N) + p->G + p->A + 1;
 }
 

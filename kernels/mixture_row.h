@@ -9,11 +9,6 @@
 #include "mixture_log_prob.h"
 #include "real_math.h"
 
-/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward adds 2^BIAS and sums: what is flushed
- * to 0 is below 2^LEAST each, so a sum above N 2^(LEAST + digits) has lost less than half a digit: the test of each query. */
-#define MIXTURE_BIAS (IS_DOUBLE ? 900 : 100)
-#define MIXTURE_ENOUGH (IS_DOUBLE ? 0x1p-969 : 0x1p-102)
-
 /* Queries first .. first + n of a row as features of a tile: q[f][MIXTURE_TILE], G scaled coordinates, then A cosines and A
  * sines. */
 INLINE void FN(load_queries)(const REAL *x, int64_t n, const MixtureRow *row, int G, int A, REAL *q) {

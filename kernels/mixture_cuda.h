@@ -1,0 +1,84 @@
+/* How the GPU cuts mixture_log_prob into blocks, and where in scratch memory what lies; the same on every card, so that the
+ * bits are. For mixture_log_prob.cu, mixture_log_prob_backward.cu, and the shim, which allocates what the functions here
+ * return.
+ *
+ * A block has MIXTURE_THREADS threads. "Stationary" queries (or components) stay in registers, per_thread of them a thread, a
+ * tile a block; the others pass by through shared memory. Where rows x tiles are too few to fill a card, those that pass are
+ * split among blocks, whose sums a last launch adds in order. Rows of more than MIXTURE_PART components are measured (largest
+ * weight, range of the coordinates) in parts by a first launch; otherwise every block measures its row itself.
+ */
+#ifndef MDPS_MIXTURE_CUDA_H
+#define MDPS_MIXTURE_CUDA_H
+#include "clones.h"
+#include "mixture_log_prob.h"
+
+enum { MIXTURE_THREADS = 128, MIXTURE_PART = 1024, MIXTURE_BLOCKS = 264 /* two for each multiprocessor of an H100 */ };
+
+typedef struct {
+    int64_t per_thread, tiles;    /* of what is stationary */
+    int64_t splits, split_length; /* of what passes by */
+} MixtureCut;
+
+typedef struct {
+    MixtureLogProb p;
+    int64_t parts;                  /* of a row; 1: it is not measured by a launch of its own */
+    MixtureCut queries, components; /* by what is stationary; components: backward alone */
+    int64_t flags, slots;           /* of a row: tiles of MIXTURE_THREADS queries; blocks with sums for the bandwidths */
+    void *extremes;                 /* (B, parts, 2 + 2 G) REAL, if parts > 1 */
+    void *query_sums;               /* forward: (splits, B, M), backward: (splits, B, M, D) REAL, if splits > 1 */
+    void *component_sums;           /* (splits, B, N, 1 + D) REAL, if splits > 1 */
+    double *totals;                 /* (B, M): log2 of the sum of each query that is computed exactly */
+    int32_t *flagged;               /* (B, flags): how many these are */
+    double *bandwidth_sums;         /* (B, slots, D + 1) */
+} MixturePlan;
+
+INLINE int64_t mixture_blocks_for(int64_t n, int64_t each) { return (n + each - 1) / each; }
+
+/* `many` stationary items a thread where that leaves enough blocks, otherwise one. */
+INLINE MixtureCut mixture_cut(int64_t B, int64_t stationary, int64_t passing, int64_t many) {
+    const int64_t pieces = mixture_blocks_for(passing, MIXTURE_THREADS);
+    MixtureCut cut;
+    cut.per_thread = B * mixture_blocks_for(stationary, many * MIXTURE_THREADS) * pieces < MIXTURE_BLOCKS ? 1 : many;
+    cut.tiles = mixture_blocks_for(stationary, cut.per_thread * MIXTURE_THREADS);
+    cut.splits = B * cut.tiles ? mixture_blocks_for(MIXTURE_BLOCKS, B * cut.tiles) : 1;
+    cut.splits = cut.splits < pieces ? cut.splits : pieces > 0 ? pieces : 1;
+    cut.split_length = mixture_blocks_for(pieces, cut.splits) * MIXTURE_THREADS;
+    cut.splits = pieces > 0 ? mixture_blocks_for(passing, cut.split_length) : 1;
+    return cut;
+}
+
+/* Scratch of 8 bytes' multiples from *at on; NULL where nothing is needed. */
+INLINE void *mixture_place(char **at, int64_t bytes) {
+    void *place = bytes ? *at : NULL;
+    *at += (bytes + 63) / 64 * 64;
+    return place;
+}
+
+/* Fills in the plan of the forward or backward pass, with p->scratch as its memory; returns the bytes that it takes. */
+INLINE int64_t mixture_plan(MixturePlan *plan, const MixtureLogProb *p, int is_double, int backward) {
+    const int64_t real = is_double ? 8 : 4, D = p->G + p->A;
+    const bool is_special = p->G + p->A <= 3 && p->G > 1; /* has kernels of its own, with registers for several items */
+    const int64_t many = !is_special ? 1 : is_double ? 2 : 4;
+    char *start = (char *)p->scratch, *at = start;
+    plan->p = *p;
+    plan->parts = mixture_blocks_for(p->N, MIXTURE_PART) < 64 ? mixture_blocks_for(p->N, MIXTURE_PART) : 64;
+    plan->queries = mixture_cut(p->B, p->M, p->N, many);
+    plan->components = mixture_cut(p->B, p->N, p->M, many);
+    if (backward && plan->queries.per_thread != plan->components.per_thread) { /* one kernel has both */
+        plan->queries = mixture_cut(p->B, p->M, p->N, 1);
+        plan->components = mixture_cut(p->B, p->N, p->M, 1);
+    }
+    plan->flags = mixture_blocks_for(p->M, MIXTURE_THREADS);
+    plan->slots = plan->flags + plan->queries.tiles * plan->queries.splits + plan->components.tiles * plan->components.splits;
+    plan->extremes = mixture_place(&at, plan->parts > 1 ? p->B * plan->parts * (2 + 2 * p->G) * real : 0);
+    plan->query_sums =
+        mixture_place(&at, plan->queries.splits > 1 ? plan->queries.splits * p->B * p->M * (backward ? D : 1) * real : 0);
+    if (!backward) return at - start;
+    plan->component_sums =
+        mixture_place(&at, plan->components.splits > 1 ? plan->components.splits * p->B * p->N * (1 + D) * real : 0);
+    plan->totals = (double *)mixture_place(&at, p->B * p->M * 8);
+    plan->flagged = (int32_t *)mixture_place(&at, p->B * plan->flags * 4);
+    plan->bandwidth_sums = (double *)mixture_place(&at, p->B * plan->slots * (D + 1) * 8);
+    return at - start;
+}
+#endif

@@ -1,0 +1,154 @@
+/* Gradients of mixture log-densities on the GPU. Contract and formulas: mixture_log_prob.h, mathematics: mixture_block.cuh.
+ *
+ * Two passes over the pairs, both in one launch: in one the queries are stationary and gather their own gradients, in the other
+ * the components. A fused pass would need the sums of one side added up across threads for each pair; two passes need no
+ * atomics, and the order of every sum is fixed. Sums of 128 pairs are added to a second accumulator. The bandwidths' gradients
+ * cost nothing a pair: sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for angles.
+ *
+ * Launches: 1. (rows of over 1024 components) their extremes. 2. Queries that forward computed exactly: the sum again, their
+ * own gradient, and how many there are. 3. The two passes; components add what the exact queries give them, pair by pair in
+ * double.
+ * 4. Splits are added up, and the blocks' parts of the bandwidth gradients.
+ * Cost: for (x, y, heading) in float32, four items a thread: 30 instructions a pair for both passes (tests/test_cuda_build.py).
+ */
+#ifndef REAL
+#include "bessel.h"
+#include "mixture_cuda.h"
+#define MDPS_FILE "mixture_log_prob_backward.cu"
+#include "for_each_real.h"
+
+int mixture_log_prob_backward_cuda(const void *parameters, int64_t, int is_double, void *stream) {
+    MixturePlan plan;
+    mixture_plan(&plan, (const MixtureLogProb *)parameters, is_double, 1);
+    return is_double ? launch_backward_f64(plan, stream) : launch_backward_f32(plan, stream);
+}
+#else
+#include "mixture_pass.cuh"
+
+typedef struct {
+    FN(Row) row;
+    double sum[MIXTURE_THREADS / WARP][MIXTURE_MAX_D + 1];
+} FN(ExactShared);
+
+/* The exact queries of a tile of 128: their sums and gradients, and their part in the bandwidths' sums. A warp has its own. */
+static __global__ void __launch_bounds__(MIXTURE_THREADS, 4) FN(exact_queries)(MixturePlan plan) {
+    FN(ExactShared) &s = *shared_memory<FN(ExactShared)>();
+    const MixtureLogProb &p = plan.p;
+    const int D = p.G + p.A;
+    const int64_t tile = blockIdx.x % plan.flags, b = blockIdx.x / plan.flags, i = tile * MIXTURE_THREADS + threadIdx.x;
+    double *out = plan.bandwidth_sums + (b * plan.slots + tile) * (D + 1);
+    const bool marked = i < p.M && ((const REAL *)p.log2_sum)[b * p.M + i] == INFINITY;
+    const int count = __syncthreads_count(marked);
+    if (threadIdx.x == 0) plan.flagged[blockIdx.x] = count;
+    if (count == 0) {
+        if (threadIdx.x <= (unsigned)D) out[threadIdx.x] = 0;
+        return;
+    }
+    FN(prepare_row)(plan, b, s.row);
+    double *sum = s.sum[warp_of_block()];
+    if (lane_of_warp() <= D) sum[lane_of_warp()] = 0;
+    for (unsigned left = __ballot_sync(FULL_WARP, marked); left; left &= left - 1) {
+        const int64_t k = __shfl_sync(FULL_WARP, b * p.M + i, __ffs((int)left) - 1);
+        const REAL *x = (const REAL *)p.x + k * D;
+        const double total = FN(exact_total)(p, s.row, b, x), grad = ((const REAL *)p.grad)[k];
+        for (int d = 0; d < D; d++) {
+            double squares = 0, to_x = 0;
+            for (int64_t j = lane_of_warp(); total != -INFINITY && j < p.N; j += WARP) {
+                FN(Slope)
+                t = FN(exact_slope)(p, s.row, b, x, j, d, grad * exp2_real_f64(FN(exact_exponent)(p, s.row, b, x, j) - total));
+                squares += t.square;
+                to_x += t.slope;
+            }
+            squares = reduce_warp(squares, Add());
+            to_x = reduce_warp(to_x, Add());
+            if (lane_of_warp() > 0) continue;
+            sum[d] += squares;
+            if (p.grad_x) ((REAL *)p.grad_x)[k * D + d] = (REAL)-to_x;
+        }
+        if (lane_of_warp() > 0) continue;
+        plan.totals[k] = total;
+        sum[D] += total == -INFINITY ? 0 : total == total ? grad : total;
+    }
+    __syncthreads();
+    if (threadIdx.x > (unsigned)D) return;
+    double all = 0;
+    for (int w = 0; w < MIXTURE_THREADS / WARP; w++) all += s.sum[w][threadIdx.x];
+    out[threadIdx.x] = all;
+}
+
+/* The blocks of the first pass, then those of the second. */
+template <int G, int A, int R> static __global__ void __launch_bounds__(MIXTURE_THREADS, 3) FN(pairs)(MixturePlan plan) {
+    const int64_t first = plan.p.B * plan.queries.tiles * plan.queries.splits;
+    FN(Passing)<G, A> &s = *shared_memory < FN(Passing) < G, A >>();
+    if (blockIdx.x < first) FN(pass_of_queries)<G, A, R>(plan, blockIdx.x, s);
+    else FN(pass_of_components)<G, A, R>(plan, blockIdx.x - first, s);
+}
+
+/* Gradient of the bandwidths of rows [first, last) from their blocks' sums. */
+DEVICE void FN(share)(const MixturePlan &plan, int64_t first, int64_t last) {
+    const MixtureLogProb &p = plan.p;
+    const int D = p.G + p.A;
+    double *shared = shared_memory<double>(), total = 0;
+    for (int e = D; e >= 0; e--) {
+        double sum = 0;
+        for (int64_t i = first * plan.slots + threadIdx.x; i < last * plan.slots; i += blockDim.x)
+            sum += plan.bandwidth_sums[i * (D + 1) + e];
+        sum = reduce_block(sum, 0., Add(), shared);
+        if (e == D) total = sum;
+        else if (threadIdx.x == 0) {
+            const int64_t at = first * p.bandwidth_stride + e;
+            const double beta = ((const REAL *)p.bandwidths)[at];
+            double grad = (sum - total) / beta;
+            if (e >= p.G) grad = 2 / (beta * beta * beta) * (sum - one_minus_bessel_ratio(1 / (beta * beta)) * total);
+            ((REAL *)p.grad_bandwidths)[at] = (REAL)grad;
+        }
+    }
+}
+
+/* One block for the bandwidths of each row, or for all when they are shared; then the others add up splits. */
+static __global__ void __launch_bounds__(256, 4) FN(reduce)(MixturePlan plan) {
+    const MixtureLogProb &p = plan.p;
+    const int64_t shares = p.bandwidth_stride ? p.B : 1, D = p.G + p.A;
+    if (blockIdx.x < shares) {
+        FN(share)(plan, p.bandwidth_stride ? blockIdx.x : 0, p.bandwidth_stride ? blockIdx.x + 1 : p.B);
+        return;
+    }
+    const int64_t e = (blockIdx.x - shares) * blockDim.x + threadIdx.x, of_queries = p.B * p.M * D;
+    if (plan.queries.splits > 1 && p.grad_x && e < of_queries &&
+        ((const REAL *)p.log2_sum)[e / D] != INFINITY) /* the exact ones are done */
+        ((REAL *)p.grad_x)[e] = FN(add_splits)((const REAL *)plan.query_sums, e, of_queries, plan.queries.splits);
+    const int64_t of_components = p.B * p.N * (1 + D);
+    if (plan.components.splits > 1 && e < of_components)
+        *FN(component_gradient)(p, e) =
+            FN(add_splits)((const REAL *)plan.component_sums, e, of_components, plan.components.splits);
+}
+
+template <int G, int A, int R> static int FN(launch_pairs)(const MixturePlan &plan, void *stream) {
+    const MixtureCut &q = plan.queries, &c = plan.components;
+    const int64_t blocks = plan.p.B * (q.tiles * q.splits + c.tiles * c.splits);
+    return launch(FN(pairs) < G, A, R >, blocks, MIXTURE_THREADS, sizeof(FN(Passing) < G, A >), stream, plan);
+}
+
+template <int G, int A> static int FN(launch_special)(const MixturePlan &plan, void *stream) {
+    if (plan.queries.per_thread == 1) return FN(launch_pairs)<G, A, 1>(plan, stream);
+    return FN(launch_pairs)<G, A, IS_DOUBLE ? 2 : 4>(plan, stream);
+}
+
+static int FN(launch_backward)(const MixturePlan &plan, void *stream) {
+    const MixtureLogProb &p = plan.p;
+    const int64_t most =
+        plan.components.splits > 1 && p.N * (1 + p.G + p.A) > p.M * (p.G + p.A) ? p.N * (1 + p.G + p.A) : p.M * (p.G + p.A);
+    const bool is_split = plan.queries.splits > 1 || plan.components.splits > 1;
+    int status = 0;
+    if (plan.parts > 1) status = launch(FN(measure), p.B * plan.parts, MIXTURE_THREADS, 0, stream, plan);
+    if (!status) status = launch(FN(exact_queries), p.B * plan.flags, MIXTURE_THREADS, sizeof(FN(ExactShared)), stream, plan);
+    if (status) return status;
+    if (p.G == 2 && p.A == 1) status = FN(launch_special)<2, 1>(plan, stream);
+    else if (p.G == 2 && p.A == 0) status = FN(launch_special)<2, 0>(plan, stream);
+    else if (p.G == 3 && p.A == 0) status = FN(launch_special)<3, 0>(plan, stream);
+    else status = FN(launch_pairs)<ANY, ANY, 1>(plan, stream);
+    if (status) return status;
+    const int64_t blocks = (p.bandwidth_stride ? p.B : 1) + (is_split ? mixture_blocks_for(p.B * most, 256) : 0);
+    return launch(FN(reduce), blocks, 256, WARP * sizeof(double), stream, plan);
+}
+#endif
