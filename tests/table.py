@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mdps
 from mdps import ops
 
+EMULATED = mdps.build_info()["emulated"]  # the CUDA kernels run in place of the CPU's
+
 
 @dataclass(frozen=True)
 class Case:
