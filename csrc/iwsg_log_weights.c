@@ -2,6 +2,7 @@
 #include "iwsg_log_weights.h"
 
 #include "mixture.h"
+#include "mixture_cuda.h"
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
@@ -30,7 +31,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p.grad = grad.data;
     p.log_prob = new_tensor(&call, &samples, 2, samples.size).data;
     p.log2_sum = new_tensor(&call, &samples, 2, samples.size).data;
-    mixture_forward(&call, &samples, &p);
+    if (!on_cuda(&samples) || !mixture_is_small(&p)) mixture_forward(&call, &samples, &p); /* else backward does it */
     Mixture grads = mixture_backward(&call, &samples, &mixture, &p, true);
     finish(&call, stack, 3, (Tensor[]){grads.means, grads.log_weights, grads.bandwidths});
 }

@@ -89,7 +89,7 @@ static __global__ void FN(measure)(MixturePlan plan) {
 }
 
 /* Dimension d of the row, from its extremes. */
-DEVICE void FN(prepare_dimension)(const MixtureLogProb &p, int64_t b, int d, FN(Row) & row) {
+DEVICE void FN(prepare_dimension)(const MixtureLogProb &p, int64_t b, int d, FN(Row) &row) {
     const double beta = ((const REAL *)p.bandwidths)[b * p.bandwidth_stride + d], kappa = 1 / (beta * beta);
     const bool is_linear = d < p.G;
     row.scale[d] = is_linear ? sqrt(0.5 * LOG2E) / beta : sqrt(2 * LOG2E * kappa);
@@ -100,7 +100,7 @@ DEVICE void FN(prepare_dimension)(const MixtureLogProb &p, int64_t b, int d, FN(
 }
 
 /* The block's row; all threads. */
-DEVICE void FN(prepare_row)(const MixturePlan &plan, int64_t b, FN(Row) & row) {
+DEVICE void FN(prepare_row)(const MixturePlan &plan, int64_t b, FN(Row) &row) {
     const MixtureLogProb &p = plan.p;
     const int values = 2 + 2 * p.G;
     for (int v = warp_of_block(); v < values; v += MIXTURE_THREADS / WARP) {
@@ -117,19 +117,19 @@ DEVICE void FN(prepare_row)(const MixturePlan &plan, int64_t b, FN(Row) & row) {
     __syncthreads();
 }
 
-DEVICE double FN(log_norm_of)(const MixtureLogProb &p, const FN(Row) & row) {
+DEVICE double FN(log_norm_of)(const MixtureLogProb &p, const FN(Row) &row) {
     double sum = 0;
     for (int d = 0; d < p.G + p.A; d++) sum += row.log_norm[d];
     return sum;
 }
 
 /* Whether the tile loops can have the row at all, and whether its angular kernels are all broad. */
-DEVICE bool FN(is_regular)(const MixtureLogProb &p, const FN(Row) & row) {
+DEVICE bool FN(is_regular)(const MixtureLogProb &p, const FN(Row) &row) {
     bool regular = !(row.extreme[1] > 0);
     for (int d = p.G; d < p.G + p.A; d++) regular &= row.scale[d] <= (IS_DOUBLE ? 0x1p40 : 1024);
     return regular;
 }
-DEVICE bool FN(is_broad)(const MixtureLogProb &p, const FN(Row) & row) {
+DEVICE bool FN(is_broad)(const MixtureLogProb &p, const FN(Row) &row) {
     bool broad = true;
     for (int d = p.G; d < p.G + p.A; d++) broad &= row.scale[d] * row.scale[d] <= 2 * LOG2E * BROAD;
     return broad;
@@ -137,7 +137,7 @@ DEVICE bool FN(is_broad)(const MixtureLogProb &p, const FN(Row) & row) {
 
 /* The features of a state, unscaled angles: of the half angle, or of the whole. Returns whether the state is near enough. */
 template <int G, int A, bool HALF>
-DEVICE bool FN(load_features)(const MixtureLogProb &p, const FN(Row) & row, const REAL *state, REAL *f) {
+DEVICE bool FN(load_features)(const MixtureLogProb &p, const FN(Row) &row, const REAL *state, REAL *f) {
     const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A;
     bool near = true;
 #pragma unroll
@@ -157,8 +157,8 @@ DEVICE bool FN(load_features)(const MixtureLogProb &p, const FN(Row) & row, cons
 
 /* Component j as c_j and features, the angular ones scaled; beyond `end` it is dead. */
 template <int G, int A, bool HALF>
-DEVICE void FN(load_component)(const MixtureLogProb &p, const FN(Row) & row, int64_t b, int64_t j, int64_t end, REAL bias,
-                               REAL *v) {
+DEVICE void
+FN(load_component)(const MixtureLogProb &p, const FN(Row) &row, int64_t b, int64_t j, int64_t end, REAL bias, REAL *v) {
     const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A, D = n_linear + n_angular;
     const REAL top = row.extreme[0];
     v[0] = -INFINITY;

@@ -9,6 +9,8 @@
  */
 #ifndef MDPS_MIXTURE_CUDA_H
 #define MDPS_MIXTURE_CUDA_H
+#include <stddef.h>
+
 #include "clones.h"
 #include "mixture_log_prob.h"
 
@@ -33,6 +35,11 @@ typedef struct {
 } MixturePlan;
 
 INLINE int64_t mixture_blocks_for(int64_t n, int64_t each) { return (n + each - 1) / each; }
+
+/* A row that one block does whole, backward. */
+INLINE bool mixture_is_small(const MixtureLogProb *p) {
+    return p->M > 0 && p->M <= MIXTURE_THREADS && p->N > 0 && p->N <= MIXTURE_THREADS;
+}
 
 /* `many` stationary items a thread where that leaves enough blocks, otherwise one. */
 INLINE MixtureCut mixture_cut(int64_t B, int64_t stationary, int64_t passing, int64_t many) {

@@ -22,70 +22,10 @@ int mixture_log_prob_cuda(const void *parameters, int64_t, int is_double, void *
     return is_double ? launch_forward_f64(plan, stream) : launch_forward_f32(plan, stream);
 }
 #else
-#include "mixture_exact.cuh"
-
-template <int G, int A> struct FN(Shared) {
-    FN(Row) row;
-    alignas(16) REAL component[1 + Features<G, A>::n][MIXTURE_THREADS];
-};
-
-/* sum[r] += sum over the components [first, last) of 2^(exponent + BIAS). */
-template <int G, int A, int R, bool HALF>
-DEVICE void FN(sum_pairs)(const MixtureLogProb &p, FN(Shared) < G, A > &s, int64_t b, int64_t first, int64_t last,
-                          const REAL (&q)[R][Features<G, A>::n], REAL (&sum)[R]) {
-    const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A, n_values = 1 + n_linear + 2 * n_angular;
-    for (int64_t j0 = first; j0 < last; j0 += MIXTURE_THREADS) {
-        REAL own[1 + Features<G, A>::n], part[R] = {};
-        const int n = last - j0 < MIXTURE_THREADS ? (int)(last - j0) : MIXTURE_THREADS;
-        FN(load_component)<G, A, HALF>(p, s.row, b, j0 + threadIdx.x, last, MIXTURE_BIAS, own);
-        __syncthreads();
-#pragma unroll
-        for (int v = 0; v < n_values; v++) s.component[v][threadIdx.x] = own[v];
-        __syncthreads();
-        for (int k0 = 0; k0 < n; k0 += MDPS_UNROLL) {
-#pragma unroll
-            for (int k = k0; k < k0 + MDPS_UNROLL; k += 4) {
-                REAL v[1 + Features<G, A>::n][4];
-#pragma unroll
-                for (int f = 0; f < n_values; f++) load_four(&s.component[f][k], v[f]);
-#pragma unroll
-                for (int c = 0; c < 4; c++)
-#pragma unroll
-                    for (int r = 0; r < R; r++) {
-                        REAL a = v[0][c];
-#pragma unroll
-                        for (int g = 0; g < n_linear; g++) {
-                            REAL d = q[r][g] - v[1 + g][c];
-                            a -= d * d;
-                        }
-#pragma unroll
-                        for (int i = 0; i < n_angular; i++) {
-                            REAL cosine = q[r][n_linear + i], sine = q[r][n_linear + n_angular + i];
-                            REAL kc = v[1 + n_linear + i][c], ks = v[1 + n_linear + n_angular + i][c], h = sine * kc;
-                            h -= cosine * ks;
-                            if (HALF) a -= h * h;
-                            else a += cosine * kc, a += sine * ks;
-                        }
-                        part[r] += exp2_pair(a);
-                    }
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < R; r++) sum[r] += part[r];
-    }
-}
-
-/* Query i of row b from its sum; those that are too small to be trusted, or not regular, are marked by an infinite log2_sum. */
-DEVICE void FN(settle_query)(const MixtureLogProb &p, const FN(Row) & row, int64_t b, int64_t i, REAL sum, bool regular) {
-    if (i >= p.M) return;
-    const bool good = regular && sum > (REAL)p.N * (REAL)MIXTURE_ENOUGH;
-    const REAL q = good ? FN(log2_less)(sum, MIXTURE_BIAS) : INFINITY;
-    ((REAL *)p.log2_sum)[b * p.M + i] = q;
-    ((REAL *)p.log_prob)[b * p.M + i] = q * (REAL)LN2 + (REAL)((double)row.extreme[0] + FN(log_norm_of)(p, row));
-}
+#include "mixture_sum.cuh"
 
 /* Computes the marked ones among R queries of every thread exactly, a warp its own. */
-template <int R> DEVICE void FN(exact_queries)(const MixtureLogProb &p, const FN(Row) & row, int64_t b, int64_t i0) {
+template <int R> DEVICE void FN(exact_queries)(const MixtureLogProb &p, const FN(Row) &row, int64_t b, int64_t i0) {
 #pragma unroll 1
     for (int64_t i = i0; i < i0 + R * MIXTURE_THREADS; i += MIXTURE_THREADS) {
         bool marked = i < p.M && ((const REAL *)p.log2_sum)[b * p.M + i] == INFINITY;
@@ -97,9 +37,14 @@ template <int R> DEVICE void FN(exact_queries)(const MixtureLogProb &p, const FN
     }
 }
 
+template <int G, int A> struct FN(Shared) {
+    FN(Row) row;
+    alignas(16) REAL component[1 + Features<G, A>::n][MIXTURE_THREADS];
+};
+
 template <int G, int A, int R> static __global__ void __launch_bounds__(MIXTURE_THREADS, 4) FN(forward)(MixturePlan plan) {
     const MixtureLogProb &p = plan.p;
-    FN(Shared)<G, A> &s = *shared_memory < FN(Shared) < G, A >>();
+    FN(Shared)<G, A> &s = *shared_memory< FN(Shared)<G, A>>();
     const int64_t tile = blockIdx.x % plan.queries.tiles, item = blockIdx.x / plan.queries.tiles;
     const int64_t b = item % p.B, split = item / p.B, i0 = tile * R * MIXTURE_THREADS + threadIdx.x;
     const int64_t first = split * plan.queries.split_length, end = first + plan.queries.split_length;
@@ -115,8 +60,8 @@ template <int G, int A, int R> static __global__ void __launch_bounds__(MIXTURE_
         else regular[r] &= FN(load_features)<G, A, true>(p, s.row, (const REAL *)p.x + at, q[r]);
     }
     if (row_is_regular) {
-        if (broad) FN(sum_pairs)<G, A, R, false>(p, s, b, first, end < p.N ? end : p.N, q, sum);
-        else FN(sum_pairs)<G, A, R, true>(p, s, b, first, end < p.N ? end : p.N, q, sum);
+        if (broad) FN(sum_pairs)<G, A, R, false>(p, s.row, s.component, b, first, end < p.N ? end : p.N, q, sum);
+        else FN(sum_pairs)<G, A, R, true>(p, s.row, s.component, b, first, end < p.N ? end : p.N, q, sum);
     }
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -146,7 +91,7 @@ static __global__ void __launch_bounds__(MIXTURE_THREADS, 4) FN(finish)(MixtureP
 
 template <int G, int A, int R> static int FN(launch_sums)(const MixturePlan &plan, void *stream) {
     const int64_t blocks = plan.p.B * plan.queries.tiles * plan.queries.splits;
-    return launch(FN(forward) < G, A, R >, blocks, MIXTURE_THREADS, sizeof(FN(Shared) < G, A >), stream, plan);
+    return launch(FN(forward)<G, A, R>, blocks, MIXTURE_THREADS, sizeof(FN(Shared)<G, A>), stream, plan);
 }
 
 template <int G, int A> static int FN(launch_special)(const MixturePlan &plan, void *stream) {

@@ -8,8 +8,9 @@
  * Launches: 1. (rows of over 1024 components) their extremes. 2. Queries that forward computed exactly: the sum again, their
  * own gradient, and how many there are. 3. The two passes; components add what the exact queries give them, pair by pair in
  * double.
- * 4. Splits are added up, and the blocks' parts of the bandwidth gradients.
- * Cost: for (x, y, heading) in float32, four items a thread: 30 instructions a pair for both passes (tests/test_cuda_build.py).
+ * 4. Splits are added up, and the blocks' parts of the bandwidth gradients. Rows of up to 128 queries and components are done
+ * by one block each in place of 2 and 3; that of IWSG does the forward pass first. Cost: for (x, y, heading) in float32, four
+ * items a thread: 30 instructions a pair for both passes (tests/test_cuda_build.py).
  */
 #ifndef REAL
 #include "bessel.h"
@@ -27,61 +28,44 @@ int mixture_log_prob_backward_cuda(const void *parameters, int64_t, int is_doubl
 
 typedef struct {
     FN(Row) row;
-    double sum[MIXTURE_THREADS / WARP][MIXTURE_MAX_D + 1];
+    FN(ExactSums) sums;
 } FN(ExactShared);
 
-/* The exact queries of a tile of 128: their sums and gradients, and their part in the bandwidths' sums. A warp has its own. */
-static __global__ void __launch_bounds__(MIXTURE_THREADS, 4) FN(exact_queries)(MixturePlan plan) {
+static __global__ void __launch_bounds__(MIXTURE_THREADS, 4) FN(exact)(MixturePlan plan) {
     FN(ExactShared) &s = *shared_memory<FN(ExactShared)>();
-    const MixtureLogProb &p = plan.p;
-    const int D = p.G + p.A;
-    const int64_t tile = blockIdx.x % plan.flags, b = blockIdx.x / plan.flags, i = tile * MIXTURE_THREADS + threadIdx.x;
-    double *out = plan.bandwidth_sums + (b * plan.slots + tile) * (D + 1);
-    const bool marked = i < p.M && ((const REAL *)p.log2_sum)[b * p.M + i] == INFINITY;
-    const int count = __syncthreads_count(marked);
-    if (threadIdx.x == 0) plan.flagged[blockIdx.x] = count;
-    if (count == 0) {
-        if (threadIdx.x <= (unsigned)D) out[threadIdx.x] = 0;
-        return;
-    }
-    FN(prepare_row)(plan, b, s.row);
-    double *sum = s.sum[warp_of_block()];
-    if (lane_of_warp() <= D) sum[lane_of_warp()] = 0;
-    for (unsigned left = __ballot_sync(FULL_WARP, marked); left; left &= left - 1) {
-        const int64_t k = __shfl_sync(FULL_WARP, b * p.M + i, __ffs((int)left) - 1);
-        const REAL *x = (const REAL *)p.x + k * D;
-        const double total = FN(exact_total)(p, s.row, b, x), grad = ((const REAL *)p.grad)[k];
-        for (int d = 0; d < D; d++) {
-            double squares = 0, to_x = 0;
-            for (int64_t j = lane_of_warp(); total != -INFINITY && j < p.N; j += WARP) {
-                FN(Slope)
-                t = FN(exact_slope)(p, s.row, b, x, j, d, grad * exp2_real_f64(FN(exact_exponent)(p, s.row, b, x, j) - total));
-                squares += t.square;
-                to_x += t.slope;
-            }
-            squares = reduce_warp(squares, Add());
-            to_x = reduce_warp(to_x, Add());
-            if (lane_of_warp() > 0) continue;
-            sum[d] += squares;
-            if (p.grad_x) ((REAL *)p.grad_x)[k * D + d] = (REAL)-to_x;
-        }
-        if (lane_of_warp() > 0) continue;
-        plan.totals[k] = total;
-        sum[D] += total == -INFINITY ? 0 : total == total ? grad : total;
-    }
-    __syncthreads();
-    if (threadIdx.x > (unsigned)D) return;
-    double all = 0;
-    for (int w = 0; w < MIXTURE_THREADS / WARP; w++) all += s.sum[w][threadIdx.x];
-    out[threadIdx.x] = all;
+    FN(exact_tile)(plan, blockIdx.x / plan.flags, blockIdx.x % plan.flags, s.row, s.sums, false);
 }
 
 /* The blocks of the first pass, then those of the second. */
 template <int G, int A, int R> static __global__ void __launch_bounds__(MIXTURE_THREADS, 3) FN(pairs)(MixturePlan plan) {
     const int64_t first = plan.p.B * plan.queries.tiles * plan.queries.splits;
-    FN(Passing)<G, A> &s = *shared_memory < FN(Passing) < G, A >>();
-    if (blockIdx.x < first) FN(pass_of_queries)<G, A, R>(plan, blockIdx.x, s);
-    else FN(pass_of_components)<G, A, R>(plan, blockIdx.x - first, s);
+    const bool is_first = blockIdx.x < first;
+    const MixtureCut &cut = is_first ? plan.queries : plan.components;
+    const int64_t block = is_first ? blockIdx.x : blockIdx.x - first, item = block / cut.tiles, b = item % plan.p.B;
+    FN(Passing)<G, A> &s = *shared_memory<FN(Passing)<G, A>>();
+    FN(prepare_row)(plan, b, s.row);
+    if (is_first) FN(pass_of_queries)<G, A, R>(plan, b, block % cut.tiles, item / plan.p.B, s);
+    else FN(pass_of_components)<G, A, R>(plan, b, block % cut.tiles, item / plan.p.B, s);
+}
+
+/* Everything of a small row by one block, for IWSG the forward pass as well. */
+template <int G, int A> static __global__ void __launch_bounds__(MIXTURE_THREADS, 3) FN(small_rows)(MixturePlan plan) {
+    const MixtureLogProb &p = plan.p;
+    const int64_t b = blockIdx.x, i = threadIdx.x;
+    FN(Passing)<G, A> &s = *shared_memory<FN(Passing)<G, A>>();
+    FN(prepare_row)(plan, b, s.row);
+    if (p.log_prob) {
+        REAL q[1][Features<G, A>::n], sum[1] = {};
+        const REAL *x = (const REAL *)p.x + (b * p.M + (i < p.M ? i : 0)) * (p.G + p.A);
+        const bool regular = FN(is_regular)(p, s.row), near = FN(load_features)<G, A, true>(p, s.row, x, q[0]);
+        if (regular) FN(sum_pairs)<G, A, 1, true>(p, s.row, s.value, b, 0, p.N, q, sum);
+        FN(settle_query)(p, s.row, b, i, sum[0], regular && near);
+    }
+    FN(exact_tile)(plan, b, 0, s.row, s.exact, true);
+    __syncthreads();
+    FN(pass_of_queries)<G, A, 1>(plan, b, 0, 0, s);
+    __syncthreads();
+    FN(pass_of_components)<G, A, 1>(plan, b, 0, 0, s);
 }
 
 /* Gradient of the bandwidths of rows [first, last) from their blocks' sums. */
@@ -126,10 +110,15 @@ static __global__ void __launch_bounds__(256, 4) FN(reduce)(MixturePlan plan) {
 template <int G, int A, int R> static int FN(launch_pairs)(const MixturePlan &plan, void *stream) {
     const MixtureCut &q = plan.queries, &c = plan.components;
     const int64_t blocks = plan.p.B * (q.tiles * q.splits + c.tiles * c.splits);
-    return launch(FN(pairs) < G, A, R >, blocks, MIXTURE_THREADS, sizeof(FN(Passing) < G, A >), stream, plan);
+    return launch(FN(pairs)<G, A, R>, blocks, MIXTURE_THREADS, sizeof(FN(Passing)<G, A>), stream, plan);
+}
+
+template <int G, int A> static int FN(launch_small)(const MixturePlan &plan, void *stream) {
+    return launch(FN(small_rows)<G, A>, plan.p.B, MIXTURE_THREADS, sizeof(FN(Passing)<G, A>), stream, plan);
 }
 
 template <int G, int A> static int FN(launch_special)(const MixturePlan &plan, void *stream) {
+    if (mixture_is_small(&plan.p)) return FN(launch_small)<G, A>(plan, stream);
     if (plan.queries.per_thread == 1) return FN(launch_pairs)<G, A, 1>(plan, stream);
     return FN(launch_pairs)<G, A, IS_DOUBLE ? 2 : 4>(plan, stream);
 }
@@ -141,11 +130,13 @@ static int FN(launch_backward)(const MixturePlan &plan, void *stream) {
     const bool is_split = plan.queries.splits > 1 || plan.components.splits > 1;
     int status = 0;
     if (plan.parts > 1) status = launch(FN(measure), p.B * plan.parts, MIXTURE_THREADS, 0, stream, plan);
-    if (!status) status = launch(FN(exact_queries), p.B * plan.flags, MIXTURE_THREADS, sizeof(FN(ExactShared)), stream, plan);
+    if (!status && !mixture_is_small(&p))
+        status = launch(FN(exact), p.B * plan.flags, MIXTURE_THREADS, sizeof(FN(ExactShared)), stream, plan);
     if (status) return status;
     if (p.G == 2 && p.A == 1) status = FN(launch_special)<2, 1>(plan, stream);
     else if (p.G == 2 && p.A == 0) status = FN(launch_special)<2, 0>(plan, stream);
     else if (p.G == 3 && p.A == 0) status = FN(launch_special)<3, 0>(plan, stream);
+    else if (mixture_is_small(&p)) status = FN(launch_small)<ANY, ANY>(plan, stream);
     else status = FN(launch_pairs)<ANY, ANY, 1>(plan, stream);
     if (status) return status;
     const int64_t blocks = (p.bandwidth_stride ? p.B : 1) + (is_split ? mixture_blocks_for(p.B * most, 256) : 0);

@@ -1,10 +1,11 @@
 /* The two passes of mixture_log_prob_backward.cu over the pairs (REAL, FN: for_each_real.h; no include guard). */
-#include "mixture_exact.cuh"
+#include "mixture_sum.cuh"
 
 /* What passes by: components as c_j + BIAS and features, or queries as -log2 of the sum, gradient and features. */
 template <int G, int A> struct FN(Passing) {
     FN(Row) row;
     double shared[WARP]; /* of reductions */
+    FN(ExactSums) exact;
     alignas(16) REAL value[2 + Features<G, A>::n][MIXTURE_THREADS];
 };
 
@@ -46,8 +47,8 @@ DEVICE void FN(put_bandwidth)(const MixturePlan &plan, int64_t b, int64_t slot, 
 
 /* sums[r][f] += sum over the components [first, last) of 2^(exponent + BIAS) times d, h kc, h ks. */
 template <int G, int A, int R>
-DEVICE void FN(gather_components)(const MixtureLogProb &p, FN(Passing) < G, A > &s, int64_t b, int64_t first, int64_t last,
-                                  const REAL (&q)[R][Features<G, A>::n], REAL (&sums)[R][Features<G, A>::n]) {
+DEVICE void FN(gather_components)(const MixtureLogProb &p, FN(Passing)<G, A> &s, int64_t b, int64_t first, int64_t last,
+                              const REAL (&q)[R][Features<G, A>::n], REAL (&sums)[R][Features<G, A>::n]) {
     const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A, F = n_linear + 2 * n_angular;
     for (int64_t j0 = first; j0 < last; j0 += MIXTURE_THREADS) {
         REAL own[1 + Features<G, A>::n], part[R][Features<G, A>::n] = {};
@@ -65,7 +66,7 @@ DEVICE void FN(gather_components)(const MixtureLogProb &p, FN(Passing) < G, A > 
                 for (int f = 0; f <= F; f++) v[f] = s.value[f][k];
 #pragma unroll
                 for (int r = 0; r < R; r++) {
-                    REAL d[Features<G, A>::n], e = exp2_pair(FN(exponent) < G, A > (n_linear, n_angular, v[0], q[r], v + 1, d));
+                    REAL d[Features<G, A>::n], e = exp2_pair(FN(exponent)<G, A>(n_linear, n_angular, v[0], q[r], v + 1, d));
 #pragma unroll
                     for (int g = 0; g < n_linear; g++) part[r][g] += e * d[g];
 #pragma unroll
@@ -84,16 +85,14 @@ DEVICE void FN(gather_components)(const MixtureLogProb &p, FN(Passing) < G, A > 
     }
 }
 
-/* Gradients of R queries a thread, for one split of the components. */
+/* Gradients of R queries a thread, for one split of the components. The row is prepared. */
 template <int G, int A, int R>
-DEVICE void FN(pass_of_queries)(const MixturePlan &plan, int64_t block, FN(Passing) < G, A > &s) {
+DEVICE void FN(pass_of_queries)(const MixturePlan &plan, int64_t b, int64_t tile, int64_t split, FN(Passing)<G, A> &s) {
     const MixtureLogProb &p = plan.p;
     const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A, D = n_linear + n_angular;
-    const int64_t tile = block % plan.queries.tiles, item = block / plan.queries.tiles, b = item % p.B, split = item / p.B;
     const int64_t i0 = tile * R * MIXTURE_THREADS + threadIdx.x, first = split * plan.queries.split_length;
     const int64_t end = first + plan.queries.split_length, slot = plan.flags + split * plan.queries.tiles + tile;
     REAL q[R][Features<G, A>::n], sums[R][Features<G, A>::n] = {}, weight[R];
-    FN(prepare_row)(plan, b, s.row);
     double total = 0;
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -135,7 +134,7 @@ DEVICE void FN(pass_of_queries)(const MixturePlan &plan, int64_t block, FN(Passi
 
 /* Loads query i of row b; beyond `end`, and where it is computed exactly, it has no weight. */
 template <int G, int A>
-DEVICE void FN(load_query)(const MixtureLogProb &p, const FN(Row) & row, int64_t b, int64_t i, int64_t end, REAL *v) {
+DEVICE void FN(load_query)(const MixtureLogProb &p, const FN(Row) &row, int64_t b, int64_t i, int64_t end, REAL *v) {
     const int F = G == ANY ? p.G + 2 * p.A : G + 2 * A;
     REAL left = i < end ? ((const REAL *)p.log2_sum)[b * p.M + i] : INFINITY;
     v[0] = -INFINITY, v[1] = 0;
@@ -148,8 +147,8 @@ DEVICE void FN(load_query)(const MixtureLogProb &p, const FN(Row) & row, int64_t
 
 /* sums[r]: of P, then of P d, P h cos, P h sin over the queries [first, last). */
 template <int G, int A, int R>
-DEVICE void FN(gather_queries)(const MixtureLogProb &p, FN(Passing) < G, A > &s, int64_t b, int64_t first, int64_t last,
-                               const REAL (&own)[R][1 + Features<G, A>::n], REAL (&sums)[R][1 + Features<G, A>::n]) {
+DEVICE void FN(gather_queries)(const MixtureLogProb &p, FN(Passing)<G, A> &s, int64_t b, int64_t first, int64_t last,
+                           const REAL (&own)[R][1 + Features<G, A>::n], REAL (&sums)[R][1 + Features<G, A>::n]) {
     const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A, F = n_linear + 2 * n_angular;
     for (int64_t i0 = first; i0 < last; i0 += MIXTURE_THREADS) {
         REAL query[2 + Features<G, A>::n], part[R][1 + Features<G, A>::n] = {};
@@ -168,7 +167,7 @@ DEVICE void FN(gather_queries)(const MixtureLogProb &p, FN(Passing) < G, A > &s,
 #pragma unroll
                 for (int r = 0; r < R; r++) {
                     REAL d[Features<G, A>::n], a = own[r][0] + v[0];
-                    REAL P = v[1] * exp2_pair(FN(exponent) < G, A > (n_linear, n_angular, a, v + 2, own[r] + 1, d));
+                    REAL P = v[1] * exp2_pair(FN(exponent)<G, A>(n_linear, n_angular, a, v + 2, own[r] + 1, d));
                     part[r][0] += P;
 #pragma unroll
                     for (int g = 0; g < n_linear; g++) part[r][1 + g] += P * d[g];
@@ -188,18 +187,16 @@ DEVICE void FN(gather_queries)(const MixtureLogProb &p, FN(Passing) < G, A > &s,
     }
 }
 
-/* Gradients of R components a thread, for one split of the queries. */
+/* Gradients of R components a thread, for one split of the queries. The row is prepared. */
 template <int G, int A, int R>
-DEVICE void FN(pass_of_components)(const MixturePlan &plan, int64_t block, FN(Passing) < G, A > &s) {
+DEVICE void FN(pass_of_components)(const MixturePlan &plan, int64_t b, int64_t tile, int64_t split, FN(Passing)<G, A> &s) {
     const MixtureLogProb &p = plan.p;
     const int n_linear = G == ANY ? p.G : G, n_angular = A == ANY ? p.A : A, D = n_linear + n_angular;
     const MixtureCut &cut = plan.components;
-    const int64_t tile = block % cut.tiles, item = block / cut.tiles, b = item % p.B, split = item / p.B;
     const int64_t j0 = tile * R * MIXTURE_THREADS + threadIdx.x, first = split * cut.split_length;
     const int64_t last = first + cut.split_length < p.M ? first + cut.split_length : p.M;
     const int64_t slot = plan.flags + plan.queries.tiles * plan.queries.splits + split * cut.tiles + tile;
     REAL own[R][1 + Features<G, A>::n], sums[R][1 + Features<G, A>::n] = {};
-    FN(prepare_row)(plan, b, s.row);
 #pragma unroll
     for (int r = 0; r < R; r++) FN(load_component)<G, A, true>(p, s.row, b, j0 + r * MIXTURE_THREADS, p.N, 0, own[r]);
     if (FN(is_regular)(p, s.row)) FN(gather_queries)<G, A, R>(p, s, b, first, last, own, sums);
