@@ -88,6 +88,7 @@ DEVICE void FN(exact_tile)(const MixturePlan &plan, int64_t b, int64_t tile, FN(
     if (!is_prepared) FN(prepare_row)(plan, b, row);
     double *sum = sums[warp_of_block()];
     if (lane_of_warp() <= D) sum[lane_of_warp()] = 0;
+    __syncwarp();
     for (unsigned left = __ballot_sync(FULL_WARP, marked); left; left &= left - 1) {
         const int64_t k = __shfl_sync(FULL_WARP, b * p.M + i, __ffs((int)left) - 1);
         const REAL *x = (const REAL *)p.x + k * D;

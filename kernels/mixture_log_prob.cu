@@ -30,9 +30,10 @@ template <int R> DEVICE void FN(exact_queries)(const MixtureLogProb &p, const FN
     for (int64_t i = i0; i < i0 + R * MIXTURE_THREADS; i += MIXTURE_THREADS) {
         bool marked = i < p.M && ((const REAL *)p.log2_sum)[b * p.M + i] == INFINITY;
         for (unsigned left = __ballot_sync(FULL_WARP, marked); left; left &= left - 1) {
-            const int64_t k = __shfl_sync(FULL_WARP, b * p.M + i, __ffs((int)left) - 1);
+            const int from = __ffs((int)left) - 1;
+            const int64_t k = __shfl_sync(FULL_WARP, b * p.M + i, from);
             double total = FN(exact_total)(p, row, b, (const REAL *)p.x + k * (p.G + p.A));
-            if (lane_of_warp() == 0) ((REAL *)p.log_prob)[k] = (REAL)(total * LN2 + FN(log_norm_of)(p, row));
+            if (lane_of_warp() == from) ((REAL *)p.log_prob)[k] = (REAL)(total * LN2 + FN(log_norm_of)(p, row));
         }
     }
 }

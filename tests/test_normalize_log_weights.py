@@ -49,6 +49,16 @@ def collapse(x):
     x[1] = -math.inf
 
 
+def half_dead(x):
+    x[0, :4600] = -math.inf
+    x[1] = -math.inf
+
+
+def half_dead_with_nan(x):
+    x[0, :4600] = -math.inf
+    x[0, 7] = math.nan
+
+
 def not_a_number(x):
     x[1, 2] = math.nan
     x[2] = -math.inf
@@ -69,6 +79,8 @@ CASES = [
     case("one particle", weights(3, 1)),
     case("one row", weights(1, 7)),
     case("long", weights(2, 5000), gradcheck=False),
+    case("long, half dead", weights(3, 9200, edit=half_dead), gradcheck=False),
+    case("long, half dead, not a number", weights(2, 9200, edit=half_dead_with_nan), wrt=()),
     case("leading dimensions", weights(2, 3, 5)),
     case("far apart", weights(3, 9, scale=1e4), gradcheck=False, atol=2e-3),
     case("dead particles", weights(3, 9, edit=dead), gradcheck=False),
