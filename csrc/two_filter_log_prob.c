@@ -3,12 +3,14 @@
 
 #include "mixture.h"
 
+#include <math.h>
+
 enum { NUMBERS_PER_TASK = 8192 };
 
-static double take_mixing(Call *call, StableIValue value) {
+static TwoFilterLogProb take_mixing(Call *call, StableIValue value) {
     double mixing = take_float(value);
     expect(call, mixing >= 0 && mixing <= 1, "mixing: expected 0 to 1, got %g", mixing);
-    return mixing;
+    return (TwoFilterLogProb){.log_mixing = log(mixing), .log_rest = log1p(-mixing)};
 }
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
@@ -22,10 +24,8 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     f.log_prob = results[0].data, b.log_prob = results[1].data, f.log2_sum = results[3].data, b.log2_sum = results[4].data;
     mixture_forward(&call, &x, &f);
     mixture_forward(&call, &x, &b);
-    TwoFilterLogProb p = {.mixing = take_mixing(&call, stack[8]),
-                          .log_forward = f.log_prob,
-                          .log_backward = b.log_prob,
-                          .log_proposal = results[2].data};
+    TwoFilterLogProb p = take_mixing(&call, stack[8]);
+    p.log_forward = f.log_prob, p.log_backward = b.log_prob, p.log_proposal = results[2].data;
     run(&call, &x, KERNELS(two_filter_log_prob), &p, f.B * f.M, NUMBERS_PER_TASK);
     finish(&call, stack, 5, results);
 }
@@ -51,16 +51,11 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     MixtureLogProb f = mixture_parameters(&call, &x, &ahead, stack[14]), b = mixture_parameters(&call, &x, &back, stack[14]);
     Tensor grad_x = new_tensor(&call, &x, 3, x.size), grad_x_backward = new_tensor(&call, &x, 3, x.size);
     Tensor to_forward = new_tensor(&call, &x, 2, x.size), to_backward = new_tensor(&call, &x, 2, x.size);
-    TwoFilterLogProb p = {.mixing = take_mixing(&call, stack[15]),
-                          .log_forward = pairs[3].data,
-                          .log_backward = pairs[4].data,
-                          .grad_log_forward = pairs[0].data,
-                          .grad_log_backward = pairs[1].data,
-                          .grad_log_proposal = pairs[2].data,
-                          .grad_forward = to_forward.data,
-                          .grad_backward = to_backward.data,
-                          .grad_x = grad_x.data,
-                          .grad_x_backward = grad_x_backward.data};
+    TwoFilterLogProb p = take_mixing(&call, stack[15]);
+    p.log_forward = pairs[3].data, p.log_backward = pairs[4].data;
+    p.grad_log_forward = pairs[0].data, p.grad_log_backward = pairs[1].data, p.grad_log_proposal = pairs[2].data;
+    p.grad_forward = to_forward.data, p.grad_backward = to_backward.data;
+    p.grad_x = grad_x.data, p.grad_x_backward = grad_x_backward.data;
     run(&call, &x, KERNELS(two_filter_log_prob_backward), &p, f.B * f.M, NUMBERS_PER_TASK);
     f.grad = to_forward.data, f.log2_sum = pairs[5].data, f.grad_x = grad_x.data;
     b.grad = to_backward.data, b.log2_sum = pairs[6].data, b.grad_x = grad_x_backward.data;

@@ -35,6 +35,15 @@ static int launch(void (*kernel)(P), int64_t blocks, int threads, size_t shared,
     return status;
 }
 
+/* For kernels with a thread for each of n numbers: their parameters, and their launch. */
+template <typename P> struct Numbers {
+    P p;
+    int64_t n;
+};
+template <typename P> static int launch_numbers(void (*kernel)(Numbers<P>), const void *parameters, int64_t n, void *stream) {
+    return launch(kernel, (n + 255) / 256, 256, 0, stream, Numbers<P>{*(const P *)parameters, n});
+}
+
 #ifdef __CUDACC__
 extern __shared__ double2 block_memory[];
 #endif

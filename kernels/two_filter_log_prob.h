@@ -12,7 +12,7 @@
 #include "cuda_launch.h"
 
 typedef struct {
-    double mixing;
+    double log_mixing, log_rest; /* of mixing and 1 - mixing */
     const void *log_forward, *log_backward;
     void *log_proposal;
     const void *grad_log_forward, *grad_log_backward, *grad_log_proposal; /* backward: as they came, (B, M) */

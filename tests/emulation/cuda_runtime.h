@@ -128,7 +128,7 @@ inline cudaError_t cudaMemsetAsync(void *address, int value, size_t bytes, cudaS
     return cudaSuccess;
 }
 template <typename P, typename Q>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P), const Q &parameters) {
+static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P), const Q &parameters) {
     struct Job {
         void (*kernel)(P);
         P parameters;
