@@ -29,7 +29,14 @@ def test_no_report(tmp_path):
         pytest.skip("needs gcc")
     preload = f"{runtime(compiler, 'libasan.so')} {runtime(compiler, 'libubsan.so')}"
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(tmp_path / "site")]
-    settings = ["-C", "cmake.define.MDPS_SANITIZE=address,undefined", "-C", f"build-dir={tmp_path / 'build'}", "-C", "install.strip=false"]
+    settings = [
+        "-C",
+        "cmake.define.MDPS_SANITIZE=address,undefined",
+        "-C",
+        f"build-dir={tmp_path / 'build'}",
+        "-C",
+        "install.strip=false",
+    ]
     build = [sys.executable, "-m", "pip", "install", *options, *settings, str(ROOT)]
     built = subprocess.run(build, env={**os.environ, "CC": compiler}, capture_output=True, text=True, timeout=1200)
     assert built.returncode == 0, built.stderr
