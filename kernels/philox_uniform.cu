@@ -1,5 +1,5 @@
-/* Uniform deviates on the GPU: a thread draws four numbers and stores them at once where every row begins at a multiple of four.
- * Contract: philox_uniform.h. */
+/* Uniform deviates on the GPU: a thread draws four numbers and stores them at once where every row begins at a multiple of
+ * four. Contract: philox_uniform.h. */
 #ifndef REAL
 #include "philox_uniform.h"
 

@@ -26,6 +26,7 @@ def iwsg_log_weights(samples: Tensor, means: Tensor, log_weights: Tensor, bandwi
 
     Raises:
         TypeError: dtypes. ValueError: shapes, devices, n_angular; in backward, bandwidths that are not positive and finite.
+            A GPU is not waited for to look at bandwidths: there such ones make the gradients of their row NaN.
 
     Cost: O(M) forward; O(MN) time and O(M + N) memory in backward, the only pass that needs the mixture.
     Source: the paper's equation of the IWSG, section 2.3; Younis & Sudderth 2023.

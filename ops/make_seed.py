@@ -19,13 +19,16 @@ def make_seed(
         int64 tensor () or (batch,), uniform over 64 bits.
 
     Raises:
-        ValueError: batch is negative.
+        ValueError: batch is negative, or the generator is of another kind of device.
 
-    One seed serves any number of calls with different `stream` numbers. Cost: one torch.randint.
+    One seed serves any number of calls with different `stream` numbers. Cost: one torch.randint. In a CUDA graph every replay
+    draws another seed; a generator of one's own has to be made known to the graph first, graph.register_generator_state.
     """
     if batch is not None and batch < 0:
         raise ValueError(f"batch: expected a number >= 0, got {batch}")
-    if device is None and generator is not None:
-        device = generator.device
+    if generator is not None:
+        device = generator.device if device is None else torch.device(device)
+        if device.type != generator.device.type:
+            raise ValueError(f"generator: expected one of the seed's device, {device}, got one of {generator.device}")
     shape = () if batch is None else (batch,)
     return torch.randint(-(2**63), 2**63 - 1, shape, generator=generator, device=device, dtype=torch.int64)

@@ -31,6 +31,7 @@ def mixture_log_prob(x: Tensor, means: Tensor, log_weights: Tensor, bandwidths: 
 
     Raises:
         TypeError: dtypes. ValueError: shapes, devices, n_angular, bandwidths that are not positive and finite.
+            A GPU is not waited for to look at bandwidths: there such ones make the results of their row NaN.
 
     Cost: O(MN) time, O(M + N) memory, forward and backward; gradients to all four tensors. Where all components are dead the
     gradient is 0. Source: the paper's equation for m(x_t | x_t^(:), w_t^(:), beta), section 2.3.

@@ -45,6 +45,7 @@ def two_filter_log_prob(
 
     Raises:
         TypeError: dtypes. ValueError: shapes, devices, n_angular, mixing, bandwidths that are not positive and finite.
+            A GPU is not waited for to look at bandwidths: there such ones make the results of their row NaN.
 
     Cost: O(M (N_f + N_b)) time, O(M + N_f + N_b) memory; gradients to x and both mixtures.
     Source: the paper's equation of q(x_t) and of the smoothed weights, section 4.

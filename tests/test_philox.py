@@ -1,9 +1,12 @@
-"""Philox itself: kernels/philox.h compiled alone, against Random123's known answers and against the operators' words."""
+"""Philox itself: kernels/philox.h compiled alone, against Random123's known answers, against the operators' words, and as the
+C of the CPU against the C++ of the GPU, which calls cuRAND."""
 
 import ctypes
 import pathlib
+import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,11 +15,29 @@ from mdps import ops
 from mdps.ops import _philox
 
 KERNELS = pathlib.Path(__file__).parent.parent / "kernels"
+EMULATION = pathlib.Path(__file__).parent / "emulation"
+# counter (n, 4), key (n, 2) -> out (n, 4)
 PROGRAM = """
 #include "philox.h"
-void words(const uint32_t *c, const uint32_t *k, uint32_t *out) {
-    Words r = philox(c[0], c[1], c[2], c[3], k[0], k[1]);
-    out[0] = r.x; out[1] = r.y; out[2] = r.z; out[3] = r.w;
+#ifdef __cplusplus
+extern "C"
+#endif
+void NAME(int64_t n, const uint32_t *c, const uint32_t *k, uint32_t *out) {
+    for (int64_t i = 0; i < n; i++, c += 4, k += 2, out += 4) {
+        Words r = philox(c[0], c[1], c[2], c[3], k[0], k[1]);
+        out[0] = r.x; out[1] = r.y; out[2] = r.z; out[3] = r.w;
+    }
+}
+"""
+# (n, 3): seed, subsequence, offset -> the next four words of that generator
+GENERATOR = """
+extern "C" void generate(int64_t n, const uint64_t *address, uint32_t *out) {
+    for (int64_t i = 0; i < n; i++, address += 3, out += 4) {
+        curandStatePhilox4_32_10_t state;
+        curand_init(address[0], address[1], address[2], &state);
+        uint4 r = curand4(&state);
+        out[0] = r.x; out[1] = r.y; out[2] = r.z; out[3] = r.w;
+    }
 }
 """
 # Random123, tests/kat_vectors, philox4x32 10: counter, key, answer.
@@ -31,16 +52,83 @@ KNOWN = [
 ]
 
 
-@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-def test_known_answers_in_c(tmp_path):
-    (tmp_path / "p.c").write_text(PROGRAM)
-    library = tmp_path / "p.so"
-    subprocess.run(["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{KERNELS}", tmp_path / "p.c", "-o", library], check=True)
-    words = ctypes.CDLL(str(library)).words
+def pointer(x):
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def random_bits(n, columns, dtype=torch.int32):
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return torch.randint(low, high, (n, columns), generator=torch.Generator().manual_seed(columns), dtype=dtype)
+
+
+def check_known_answers(words):
     for counter, key, answer in KNOWN:
         out = (ctypes.c_uint32 * 4)()
-        words((ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
+        words(ctypes.c_int64(1), (ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
         assert tuple(out) == answer
+
+
+@pytest.fixture(scope="module")
+def words_in_c(tmp_path_factory):
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("c")
+    (folder / "p.c").write_text(PROGRAM)
+    command = ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-DNAME=words", f"-I{KERNELS}", "p.c", "-o", "p.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "p.so")).words
+
+
+@pytest.fixture(scope="module")
+def curand(tmp_path_factory):
+    """philox.h as CUDA sees it, and cuRAND's own generator: the functions for Philox out of a header that needs a toolkit."""
+    places = [pathlib.Path(p) / "nvidia" / name / "include" for p in sys.path for name in ("cu13", "curand")]
+    places += [pathlib.Path(nvcc).resolve().parents[1] / "include" for nvcc in [shutil.which("nvcc")] if nvcc]
+    include = next((p for p in places if (p / "curand_kernel.h").exists()), None)
+    if include is None or not shutil.which("g++"):
+        pytest.skip("needs g++ and the headers of pip's nvidia-curand")
+    text = (include / "curand_kernel.h").read_text()
+    functions = re.findall(r"^QUALIFIERS[^;{}]*curandStatePhilox4_32_10_t \*state\)\n\{\n.*?^\}\n", text, re.M | re.S)
+    parts = [next(f for f in functions if re.search(rf"\b{name}\(", f.partition("{")[0])) for name in
+             ("curand4", "skipahead", "skipahead_sequence", "curand_init")]  # fmt: skip
+    folder = tmp_path_factory.mktemp("curand")
+    (folder / "p.cpp").write_text(PROGRAM + "#define QUALIFIERS static\n" + "".join(parts) + GENERATOR)
+    command = ["g++", "-std=gnu++17", "-O2", "-shared", "-fPIC", "-DNAME=words", f"-I{EMULATION}", f"-I{KERNELS}"]
+    subprocess.run([*command, "-isystem", str(include), "p.cpp", "-o", "p.so"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "p.so"))
+
+
+def test_known_answers_in_c(words_in_c):
+    check_known_answers(words_in_c)
+
+
+def test_words_of_curand(words_in_c, curand):
+    """The words of a GPU are those of the CPU: cuRAND's function, called as the .cu files call it."""
+    check_known_answers(curand.words)
+    n, results = 20000, []
+    counter, key = random_bits(n, 4), random_bits(n, 2)
+    for words in (words_in_c, curand.words):
+        results.append(torch.zeros(n, 4, dtype=torch.int32))
+        words(ctypes.c_int64(n), pointer(counter), pointer(key), pointer(results[-1]))
+    assert torch.equal(*results)
+
+
+def test_layout_of_curand(words_in_c, curand):
+    """Word w of curand_init(seed, subsequence, 0) is word w % 4 of the block that philox.h puts at w / 4."""
+    n = 5000
+    address = random_bits(n, 3, torch.int64)
+    address[:1000] = address[:1000] & 0xFFFF
+    address[1000:1010, 2] = torch.arange(10)
+    got = torch.zeros(n, 4, dtype=torch.int32)
+    curand.generate(ctypes.c_int64(n), pointer(address), pointer(got))
+    seed, subsequence, offset = address.unbind(1)
+    block = (offset >> 2) & (2**62 - 1)
+    key, halves = seed.unsqueeze(1).contiguous().view(torch.int32), torch.zeros(2, n, 4, dtype=torch.int32)
+    for i in range(2):
+        counter = torch.stack([block + i, subsequence], 1).view(torch.int32)
+        words_in_c(ctypes.c_int64(n), pointer(counter), pointer(key), pointer(halves[i]))
+    want = torch.cat([halves[0], halves[1]], 1).gather(1, (offset % 4).unsqueeze(1) + torch.arange(4))
+    assert torch.equal(got, want)
 
 
 def test_known_answers_in_the_reference():

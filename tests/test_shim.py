@@ -105,6 +105,11 @@ def test_no_leak_in_calls_and_failures():
 
 
 def test_build_info():
-    info = mdps._C.build_info()
+    info = mdps.build_info()
+    assert set(info) == set(mdps._library.BuildInfo.__annotations__)
+    assert info["version"] == mdps.__version__
+    assert isinstance(info["emulated"], bool)
+    assert bool(info["cuda"]) == bool(info["cuda_architectures"])
+    assert not (info["cuda"] and info["emulated"])
     assert info["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
     assert info["torch"] == ".".join(torch.__version__.split(".")[:2])

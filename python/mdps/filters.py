@@ -175,12 +175,16 @@ class MixtureDensityParticleFilter(nn.Module):
             observed: bool (B, T): False where the observation is missing; the weights then stay as predicted.
             seed: int64 () or (B,) from `mdps.ops.make_seed`; () is split into one for each sequence. Sequence b depends
                 on seed[b] alone, whatever else is in the batch and however long the padding. None: torch's generator.
+            All on one device, that of the filter's parameters.
 
         Raises:
-            TypeError, ValueError: an argument of the wrong type or shape, and which.
+            TypeError, ValueError: an argument of the wrong type, shape or device, and which. The values of `lengths` are
+                checked on the CPU only.
+
+        On a GPU nothing here waits for it; in a CUDA graph (torch.cuda.graph) the calls run as they were captured.
         """
         self.check_particles("initial", initial)
-        sequence = prepare(observations, actions, lengths, observed, seed, initial.size(0))
+        sequence = prepare(observations, actions, lengths, observed, seed, initial.size(0), initial.device)
         T = observations.size(1)
         codes = encode(self.likelihood, sequence.observations).unbind(1)
         moves = sequence.actions.unbind(1) if sequence.actions is not None else None
@@ -216,7 +220,8 @@ class MixtureDensityParticleFilter(nn.Module):
             time: index of this step; for a reverse filter, which counts down, T - 1.
         """
         self.check_particles("initial", initial)
-        sequence = prepare(observation.unsqueeze(1), None, None, _one_step(observed), seed, initial.size(0))
+        B, device = initial.size(0), initial.device
+        sequence = prepare(observation.unsqueeze(1), None, None, _one_step(observed), seed, B, device)
         predicted, ancestors = self._begin(initial)
         return self._update_online(self._models(), time, sequence, predicted, ancestors)
 
@@ -228,12 +233,16 @@ class MixtureDensityParticleFilter(nn.Module):
         Args:
             observation: (B, ...). observed: bool (B,).
             action: (B, ...): what led from the state's time to the new one; of a reverse filter, from the new one to it.
+
+        A step that was captured in a CUDA graph stays that of its time: give the captured state another seed, `seed.copy_()`,
+        before it is replayed as another step, or the noise is the same again.
         """
         time = state.time - 1 if self.reverse else state.time + 1
         if time < 0:
             raise ValueError("state: a reverse filter ends at time 0; begin it with start(..., time=T - 1)")
         particles, seed = state.posterior.states, state.seed
-        sequence = prepare(observation.unsqueeze(1), _one_step(action), None, _one_step(observed), seed, particles.size(0))
+        B, device = particles.size(0), particles.device
+        sequence = prepare(observation.unsqueeze(1), _one_step(action), None, _one_step(observed), seed, B, device)
         draws, noise = self._random(seed, range(time, time + 1), particles)
         move = sequence.actions.squeeze(1) if sequence.actions is not None else None
         models = self._models()
@@ -242,7 +251,7 @@ class MixtureDensityParticleFilter(nn.Module):
 
     def check_particles(self, name: str, particles: Tensor) -> None:
         """Raise TypeError or ValueError unless these can be the filter's first particles, (B, N, D)."""
-        check_particles(name, particles, self.n_particles, self.space.size, self.posterior_bandwidth.minimum.dtype)
+        check_particles(name, particles, self.n_particles, self.space.size, self.posterior_bandwidth.minimum)
 
     def posterior(self, state: FilterState) -> Mixture:
         """Return the belief of an online state, batch shape (B,)."""

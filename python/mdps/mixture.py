@@ -112,7 +112,9 @@ class Mixture(Distribution):
         """Return the mixture over the named dimensions alone, in the order that they have in the space."""
         space = self.space.subspace(names)
         index = self.space.index(space.names)
-        return Mixture(self.means[..., index], self.log_weights, self.bandwidths[..., index], space, self._validate_args)
+        # Not means[..., index], which makes a GPU wait for the copy of the index.
+        means, bandwidths = (torch.stack([x[..., i] for i in index], -1) for x in (self.means, self.bandwidths))
+        return Mixture(means, self.log_weights, bandwidths, space, self._validate_args)
 
     def __repr__(self) -> str:
         batch = tuple(self.batch_shape)

@@ -32,25 +32,29 @@ def prepare(
     observed: Tensor | None,
     seed: Tensor | None,
     batch: int,
+    device: torch.device,
 ) -> Sequences:
-    """Check the arguments of a sequence call and apply the masks.
+    """Check the arguments of a sequence call, of `batch` sequences on `device`, and apply the masks.
+
+    On a GPU the values of `lengths` are not looked at, which would wait for it: nothing here does, so that it can be captured
+    into a CUDA graph.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    _tensor("observations", observations)
+    _tensor("observations", observations, device)
     if observations.dim() < 2 or observations.size(0) != batch or observations.size(1) == 0:
         expected = f"(B, T, ...) with B = {batch}, that of the particles, and T >= 1"
         raise ValueError(f"observations: expected shape {expected}, got {tuple(observations.shape)}")
-    T, device = observations.size(1), observations.device
+    T = observations.size(1)
     if actions is not None:
-        _tensor("actions", actions)
+        _tensor("actions", actions, device)
         if actions.shape[:2] != (batch, T):
             raise ValueError(f"actions: expected shape (B, T, ...) with (B, T) = {(batch, T)}, got {tuple(actions.shape)}")
     if observed is not None:
-        _tensor("observed", observed, torch.bool, (batch, T), "(B, T)")
+        _tensor("observed", observed, device, torch.bool, (batch, T), "(B, T)")
     if lengths is not None:
-        _tensor("lengths", lengths, torch.int64, (batch,), "(B,)")
+        _tensor("lengths", lengths, device, torch.int64, (batch,), "(B,)")
         known = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
         if known and not ((lengths >= 1) & (lengths <= T)).all():
             raise ValueError(f"lengths: expected 1 to T = {T}, got {lengths.tolist()}")
@@ -62,11 +66,13 @@ def prepare(
     return Sequences(observations, actions, observed, lengths, row_seeds(seed, batch, device))
 
 
-def check_particles(name: str, particles: Tensor, n_particles: int, size: int, dtype: torch.dtype) -> None:
-    """Check particles (B, N, D)."""
+def check_particles(name: str, particles: Tensor, n_particles: int, size: int, parameter: Tensor) -> None:
+    """Check particles (B, N, D); `parameter` is one of the filter's."""
     _tensor(name, particles)
-    if particles.dtype != dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, that of the filter's parameters, got {particles.dtype}")
+    if particles.dtype != parameter.dtype:
+        raise TypeError(f"{name}: expected dtype {parameter.dtype}, that of the filter's parameters, got {particles.dtype}")
+    if particles.device != parameter.device:
+        raise ValueError(f"{name}: expected device {parameter.device}, that of the filter's parameters, got {particles.device}")
     if particles.dim() != 3 or particles.shape[1:] != (n_particles, size):
         expected = f"(B, N, D) with N = {n_particles} and D = {size}"
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")
@@ -76,7 +82,7 @@ def row_seeds(seed: Tensor | None, batch: int, device: torch.device) -> Tensor:
     """Return a seed for each sequence, int64 (B,), from a seed (), (B,) or torch's generator (None)."""
     if seed is None:
         seed = ops.make_seed(device=device)
-    _tensor("seed", seed, torch.int64)
+    _tensor("seed", seed, device, torch.int64)
     if seed.dim() == 0:
         return ops.split_seed(seed, batch)
     if seed.shape != (batch,):
@@ -120,11 +126,18 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _tensor(
-    name: str, value: Any, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None, letters: str = ""
+    name: str,
+    value: Any,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    shape: tuple[int, ...] | None = None,
+    letters: str = "",
 ) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
     if dtype is not None and value.dtype != dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {value.dtype}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name}: expected device {device}, that of the particles, got {value.device}")
     if shape is not None and value.shape != shape:
         raise ValueError(f"{name}: expected shape {letters} = {shape}, got {tuple(value.shape)}")

@@ -158,7 +158,7 @@ class MixtureDensityParticleSmoother(nn.Module):
                 f"observations: expected shape (B, T, ...) with (B, T) = {(batch, T)}, that of the beliefs, "
                 f"got {tuple(observations.shape)}"
             )
-        sequence = prepare(observations, None, lengths, observed, seed, batch)
+        sequence = prepare(observations, None, lengths, observed, seed, batch, forward.predicted.means.device)
         codes = encode(self.likelihood, sequence.observations)
         if sequence.observed is not None:
             codes = masked(codes, sequence.observed)
