@@ -82,6 +82,15 @@ INLINE void FN(draw_normal)(Source s, int64_t first, int64_t n, REAL *out) {
     }
 }
 
+/* Number `number` of a row alone, as a GPU's thread does it: the same deviate. */
+INLINE REAL FN(draw_one_normal)(Source s, int64_t number) {
+    Words r = words_of_block(s, KIND_NORMAL, number / (IS_DOUBLE ? 2 : 4));
+    bool second = !IS_DOUBLE && number & 2; /* of the block's pairs */
+    REAL a, b;
+    FN(box_muller)(FN(open_unit)(second ? r.z : r.x, r.y), FN(centred_unit)(second ? r.w : IS_DOUBLE ? r.z : r.y, r.w), &a, &b);
+    return number & 1 ? b : a;
+}
+
 /* atan(r) / r in v = r^2, 0 <= r <= 1: relative error 1.9e-8 (float), 3.3e-17 (double) before rounding. */
 INLINE REAL FN(atan_over)(REAL v) {
     static const double f32[9] = {0.0027662835, -0.0157312491, 0.0421376236, -0.0745685483, 0.106183706,
@@ -102,32 +111,47 @@ INLINE REAL FN(atan_over)(REAL v) {
     return p;
 }
 
-/* One attempt for n lanes, a multiple of LANES: the angle, and whether it is accepted. Concentrations are finite and >= 0. */
+/* What is drawn for a concentration: finite and >= 0. */
+INLINE REAL FN(drawn_concentration)(REAL concentration) {
+    const REAL most = IS_DOUBLE ? (REAL)1e300 : (REAL)1e36f;
+    return concentration > 0 ? concentration < most ? concentration : most : 0;
+}
+
+/* The deviate from the last angle: in [-pi, pi); 0 for infinity, NaN for NaN and negative concentrations. */
+INLINE REAL FN(von_mises_deviate)(REAL concentration, REAL angle) {
+    REAL a = FN(wrap)(angle);
+    a = concentration == (REAL)INFINITY ? 0 : a;
+    return concentration >= 0 ? a : (REAL)NAN;
+}
+
+/* One attempt of an element: the angle, and whether it is accepted. 0 <= k < infinity. */
+INLINE bool FN(von_mises_attempt)(Source s, uint32_t attempt, uint32_t element, REAL k, REAL *angle) {
+    Words r = words_at(s, KIND_VON_MISES, element, attempt);
+    REAL v = FN(centred_unit)(r.x, r.y), u = FN(open_unit)(r.z, r.w);
+    REAL K = (1 + 1 / (sqrt(1 + 4 * k * k) + 2 * k)) * (REAL)0.25, square = v * v;
+    REAL sine = sqrt(K / (k + K)) * v * FN(sinpi_over)(square), cosine = fabs(FN(cospi_poly)(square));
+    REAL S = sine * sine / (cosine * cosine + sine * sine), y = 2 * k * S + 2 * K;
+    REAL a = fabs(sine), low = a < cosine ? a : cosine, high = a < cosine ? cosine : a, ratio = low / high;
+    REAL half = ratio * FN(atan_over)(ratio * ratio);
+    half = a < cosine ? half : (REAL)(PI / 2) - half;
+    *angle = v < 0 ? -2 * half : 2 * half;
+    return u <= y * FN(exp2_real)((1 - y) * (REAL)LOG2E);
+}
+
+/* One attempt for n lanes, a multiple of LANES. */
 INLINE void FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration,
                               REAL *angle, int32_t *accepted) {
-    for (int i = 0; i < n; i++) {
-        Words r = words_at(s, KIND_VON_MISES, element[i], attempt);
-        REAL v = FN(centred_unit)(r.x, r.y), u = FN(open_unit)(r.z, r.w), k = concentration[i];
-        REAL K = (1 + 1 / (sqrt(1 + 4 * k * k) + 2 * k)) * (REAL)0.25, square = v * v;
-        REAL sine = sqrt(K / (k + K)) * v * FN(sinpi_over)(square), cosine = fabs(FN(cospi_poly)(square));
-        REAL S = sine * sine / (cosine * cosine + sine * sine), y = 2 * k * S + 2 * K;
-        REAL a = fabs(sine), low = a < cosine ? a : cosine, high = a < cosine ? cosine : a, ratio = low / high;
-        REAL half = ratio * FN(atan_over)(ratio * ratio);
-        half = a < cosine ? half : (REAL)(PI / 2) - half;
-        angle[i] = v < 0 ? -2 * half : 2 * half;
-        accepted[i] = u <= y * FN(exp2_real)((1 - y) * (REAL)LOG2E);
-    }
+    for (int i = 0; i < n; i++) accepted[i] = FN(von_mises_attempt)(s, attempt, element[i], concentration[i], &angle[i]);
 }
 
 /* Elements [first, first + n) of a row, n <= DRAW_TILE, in [-pi, pi). Concentration: infinity gives 0, NaN and negative NaN;
  * beyond 1e36 (float) or 1e300 (double), standard deviations below 1e-18 and 1e-150, it counts as that. */
 INLINE void FN(draw_von_mises)(Source s, int64_t first, int n, const REAL *concentration, REAL *out) {
-    const REAL most = IS_DOUBLE ? (REAL)1e300 : (REAL)1e36f;
     REAL k[DRAW_TILE], angle[DRAW_TILE];
     uint32_t element[DRAW_TILE];
     int32_t accepted[DRAW_TILE], left = n;
     for (int i = 0; i < n; i++) {
-        k[i] = concentration[i] > 0 ? concentration[i] < most ? concentration[i] : most : 0;
+        k[i] = FN(drawn_concentration)(concentration[i]);
         element[i] = (uint32_t)(first + i);
     }
     for (uint32_t attempt = 0; left > 0 && attempt < MAX_ATTEMPTS; attempt++) {
@@ -142,9 +166,14 @@ INLINE void FN(draw_von_mises)(Source s, int64_t first, int n, const REAL *conce
         }
         left = rejected;
     }
-    for (int i = 0; i < n; i++) {
-        REAL a = FN(wrap)(out[i]);
-        a = concentration[i] == (REAL)INFINITY ? 0 : a;
-        out[i] = concentration[i] >= 0 ? a : (REAL)NAN;
-    }
+    for (int i = 0; i < n; i++) out[i] = FN(von_mises_deviate)(concentration[i], out[i]);
+}
+
+/* One element alone, as a GPU's thread does it: the same deviate. */
+INLINE REAL FN(draw_one_von_mises)(Source s, uint32_t element, REAL concentration) {
+    const REAL k = FN(drawn_concentration)(concentration);
+    REAL angle = 0;
+    for (uint32_t attempt = 0; attempt < MAX_ATTEMPTS; attempt++)
+        if (FN(von_mises_attempt)(s, attempt, element, k, &angle)) break;
+    return FN(von_mises_deviate)(concentration, angle);
 }
