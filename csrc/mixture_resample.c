@@ -1,7 +1,6 @@
 /* Schema and registration of mixture_resample. Contract: kernels/mixture_resample.h. */
 #include "mixture_resample.h"
 
-#include "resample.h"
 #include "seed.h"
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
@@ -19,21 +18,17 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     expect_size(&call, &log_weights, "log_weights", 2, means.size);
     expect_size(&call, &bandwidths, "bandwidths", 2, (int64_t[]){r.B, D});
     expect_size(&call, &seed, "seed", 1, means.size);
-    Tensor ancestors = resample_rows(&call, &log_weights, &r);
+    Tensor ancestors = resample_parameters(&call, &log_weights, &r);
     Tensor samples = new_tensor(&call, &means, 3, (int64_t[]){r.B, r.M, D});
     expect(&call, r.M * A <= UINT32_MAX, "n_samples: expected fewer than 2^32 angles a row, got %lld", (long long)(r.M * A));
-    MixtureResample p = {.B = r.B,
-                         .N = r.N,
-                         .M = r.M,
+    MixtureResample p = {.resample = r,
                          .D = D,
                          .A = A,
                          .bandwidths_per_row = bandwidths.dim == 2,
-                         .seed = r.seed,
                          .means = means.data,
-                         .log_weights = log_weights.data,
                          .bandwidths = bandwidths.data,
-                         .ancestors = ancestors.data,
                          .samples = samples.data};
+    resample_rows(&call, &log_weights, CPU_KERNELS(resample), &p.resample);
     run(&call, &means, KERNELS(mixture_resample), &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 8);
     finish(&call, stack, 2, (Tensor[]){samples, ancestors});
 }

@@ -33,7 +33,8 @@ INLINE void FN(draw_angles)(Source s, int64_t m, int n, int A, const REAL *bandw
 
 CLONES void FN(mixture_resample)(int64_t begin, int64_t end, void *parameters) {
     const MixtureResample *p = parameters;
-    const int64_t N = p->N, M = p->M, D = p->D, tiles = (M + MIXTURE_TILE - 1) / MIXTURE_TILE;
+    const Resample *r = &p->resample;
+    const int64_t N = r->N, M = r->M, D = p->D, tiles = (M + MIXTURE_TILE - 1) / MIXTURE_TILE;
     const int A = (int)p->A, G = (int)(D - A);
     REAL normal[MIXTURE_TILE * MOST_DIMENSIONS], angle[MIXTURE_TILE * MOST_DIMENSIONS];
     bool good = false;
@@ -43,12 +44,12 @@ CLONES void FN(mixture_resample)(int64_t begin, int64_t end, void *parameters) {
         const REAL *bandwidths = (const REAL *)p->bandwidths + (p->bandwidths_per_row ? b * D : 0);
         const REAL *means = (const REAL *)p->means + b * N * D;
         REAL *samples = (REAL *)p->samples + (b * M + m) * D;
-        Source s = source_of_row(p->seed, b);
-        if (item == begin || m == 0) good = FN(is_drawable)(N, D, (const REAL *)p->log_weights + b * N, bandwidths);
+        Source s = source_of_row(r->seed, b);
+        if (item == begin || m == 0) good = FN(is_drawable)(N, D, (const REAL *)r->log_weights + b * N, bandwidths);
         if (G > 0) FN(draw_normal)(s, m * G, (n * G + 3) / 4 * 4, normal);
         if (A > 0) FN(draw_angles)(s, m, n, A, bandwidths + G, angle);
         for (int i = 0; i < n; i++) {
-            const REAL *mean = means + p->ancestors[b * M + m + i] * D;
+            const REAL *mean = means + r->ancestors[b * M + m + i] * D;
             REAL *sample = samples + i * D;
             for (int g = 0; g < G; g++) sample[g] = mean[g] + bandwidths[g] * normal[i * G + g];
             for (int a = 0; a < A; a++) sample[G + a] = FN(wrap)(mean[G + a] + angle[i * A + a]);

@@ -10,22 +10,22 @@
  * The noise of sample m, dimension g is number m G + g of philox_normal's row times the bandwidth; of angle a, number m A + a
  * of philox_von_mises' row. Bandwidth 0 copies the mean. A row with a NaN or negative bandwidth, or NaN or +inf among its
  * log-weights, is NaN. A row that is -inf throughout has uniform ancestors and is drawn as usual.
- * Items are tiles of MIXTURE_TILE samples: B * ceil(M / MIXTURE_TILE). Cost: a normal for each linear and a von Mises draw for
+ * Items are tiles of MIXTURE_TILE samples: B * ceil(M / MIXTURE_TILE), after resample. CUDA: the launcher resamples as well, in
+ * the same launch, with the scratch memory of resample.h. Cost: a normal for each linear and a von Mises draw for
  * each angular dimension of a sample.
  */
 #ifndef MDPS_MIXTURE_RESAMPLE_H
 #define MDPS_MIXTURE_RESAMPLE_H
 #include "cuda_launch.h"
-#include "philox.h"
+#include "resample.h"
 
 enum { MIXTURE_TILE = 256, MOST_DIMENSIONS = 16 };
 
 typedef struct {
-    int64_t B, N, M, D, A;
+    Resample resample;
+    int64_t D, A;
     int64_t bandwidths_per_row; /* 1: (B, D), 0: (D) */
-    Seed seed;
-    const void *means, *log_weights, *bandwidths;
-    const int64_t *ancestors;
+    const void *means, *bandwidths;
     void *samples;
 } MixtureResample;
 

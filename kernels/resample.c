@@ -19,6 +19,7 @@
 #else
 #include "real_math.h"
 
+#include "resample_math.h"
 #include "resample_row.h"
 
 /* The row's largest log-weight; false, and nothing to be weighed, if the row has collapsed. */
@@ -36,7 +37,7 @@ INLINE bool FN(find_top)(int64_t N, const REAL *l, REAL *top) {
 
 /* Integer weights of a tile. */
 INLINE void FN(weigh)(int n, const REAL *l, REAL top, double scale, int64_t *w) {
-    for (int i = 0; i < n; i++) w[i] = nearest_integer((double)FN(exp2_real)((l[i] - top) * (REAL)LOG2E) * scale);
+    for (int i = 0; i < n; i++) w[i] = FN(integer_weight)(l[i], top, scale);
 }
 
 INLINE void FN(accumulate)(int64_t N, const REAL *l, bool good, REAL top, int64_t *cumulative) {

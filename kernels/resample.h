@@ -3,7 +3,8 @@
  *   log_weights (B, N)     any real numbers, normalised or not; -inf is a dead particle, which is never drawn
  *   seed        () or (B)  int64, with a stream number (philox.h, KIND_RESAMPLE)
  *   ancestors   (B, M)     int64 in [0, N); non-decreasing in a row unless the scheme is multinomial
- *   scratch                RESAMPLE_SCRATCH(N) bytes for each of `chunks` chunks of rows, where the scheme needs it
+ *   scratch                RESAMPLE_SCRATCH(N) bytes for each of `chunks` chunks of rows, where the scheme needs it; CUDA:
+ *                          resample_cuda_scratch(p) bytes, and no chunks
  *
  * Schemes (Douc, Cappe & Moulines 2005; the paper, section 2.2). With w normalised, component j owns the points p with
  * W_{j-1} <= p < W_j, W the cumulative weights:
@@ -18,6 +19,8 @@
  */
 #ifndef MDPS_RESAMPLE_H
 #define MDPS_RESAMPLE_H
+#include <stdbool.h>
+
 #include "cuda_launch.h"
 #include "philox.h"
 
@@ -35,6 +38,22 @@ typedef struct {
 /* Multinomial and residual: cumulative weights (N), guide (N + 1), counts (N). The others need none. */
 #define RESAMPLE_ROUND(bytes) (((bytes) + 63) / 64 * 64)
 #define RESAMPLE_SCRATCH(N) (RESAMPLE_ROUND(8 * (N)) + RESAMPLE_ROUND(4 * ((N) + 1)) + RESAMPLE_ROUND(4 * (N)))
+
+/* CUDA: a row has one block, which keeps up to RESAMPLE_KEPT particles in shared memory; a row of more than RESAMPLE_BLOCK
+ * particles or draws has `parts` blocks, up to 256, unless the scheme is residual. */
+enum { RESAMPLE_KEPT = 4096, RESAMPLE_BLOCK = 8192 };
+INLINE bool resample_in_parts(const Resample *p) {
+    return p->scheme != RESIDUAL && (p->N > RESAMPLE_BLOCK || p->M > RESAMPLE_BLOCK);
+}
+INLINE int64_t resample_parts(int64_t N) {
+    int64_t parts = (N + 4095) / 4096;
+    return parts < 256 ? parts : 256;
+}
+/* Cumulative weights (B, N), counts (B, N) or, for rows in parts, totals and largest log-weights (B, parts). */
+INLINE int64_t resample_cuda_scratch(const Resample *p) {
+    if (resample_in_parts(p)) return p->B * 8 * (p->N + 2 * resample_parts(p->N));
+    return p->N > RESAMPLE_KEPT ? p->B * p->N * (p->scheme == RESIDUAL ? 12 : 8) : 0;
+}
 
 void resample_f32(int64_t begin, int64_t end, void *parameters);
 void resample_f64(int64_t begin, int64_t end, void *parameters);

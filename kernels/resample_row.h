@@ -48,11 +48,9 @@ INLINE int64_t take_tile(const Points *p, Source s, int64_t first, int n, const 
     const double M = (double)p->M, points = M / (double)p->total;
     Ends e;
     for (int i = 0; i < n; i++) {
-        double y = (double)c[i] * points;
-        y = y < M ? y : M;
-        y = c[i] < p->total ? y : M;
-        e.k[i] = (int32_t)y;
-        e.cut[i] = (int32_t)((y - (double)e.k[i]) * 0x1p32 - 0x1p31); /* (u - 1/2) 2^32: it fits a number with a sign */
+        End end = end_of(c[i], p->total, M, points);
+        e.k[i] = end.k;
+        e.cut[i] = end.cut;
     }
     const int32_t low = p->stratified ? e.k[0] & -4 : 0, blocks = p->stratified ? (e.k[n - 1] - low) / 4 + 1 : 1;
     const int32_t sign = INT32_MIN;
@@ -63,17 +61,10 @@ INLINE int64_t take_tile(const Points *p, Source s, int64_t first, int n, const 
         for (int i = 0; i < n; i++) e.at[i] = p->stratified ? e.k[i] - low : 0;
     } else /* many points for each component: draw only the words that an end cuts */
         for (int i = 0; i < n; i++) {
-            Words r = words_of_block(s, KIND_RESAMPLE, e.k[i] / 4);
-            uint32_t even = e.k[i] & 2 ? r.z : r.x, odd = e.k[i] & 2 ? r.w : r.y;
-            e.words[i] = (int32_t)(e.k[i] & 1 ? odd : even) ^ sign;
+            e.words[i] = signed_word(s, e.k[i]);
             e.at[i] = i;
         }
     return resample_put_tile(&e, first, n, begin, p->M, ancestors);
-}
-
-/* In [0, 1), 53 bits. */
-INLINE double unit53(uint32_t high, uint32_t low) {
-    return ((double)(int32_t)(high ^ 0x80000000u) * 0x1p-32 + 0.5) + (double)(int32_t)(low >> 11) * 0x1p-53;
 }
 
 /* Bucket of a point or of a component's end. Non-decreasing in c, which is all that the guide table needs. */
@@ -117,14 +108,6 @@ INLINE void multinomial(const Row *row, Source s, int64_t M, int64_t *ancestors)
     }
 }
 
-/* Largest power of two by which weights up to 1 are multiplied: N of them stay below 2^62, each below 2^51. */
-INLINE double fixed_point(int64_t N) {
-    int bits = 0;
-    while ((int64_t)1 << bits < N) bits++;
-    return (double)((int64_t)1 << (bits > 12 ? 62 - bits : 50));
-}
-INLINE int64_t nearest_integer(double x) { return bits_f64(x + 0x1.8p52) - bits_f64(0x1.8p52); } /* 0 <= x < 2^51 */
-
 INLINE void residual(const Row *row, Source s, int64_t *ancestors) {
     const double total = (double)row->cumulative[row->N - 1], M = (double)row->M, scale = fixed_point(row->N);
     int64_t before = 0, sum = 0, left = row->M;
@@ -136,9 +119,9 @@ INLINE void residual(const Row *row, Source s, int64_t *ancestors) {
         for (int i = 1; i < n; i++) w[i] = c[i] - c[i - 1];
         before = c[n - 1];
         for (int i = 0; i < n; i++) {
-            double y = (double)w[i] * M / total;
-            count[i] = (int32_t)y;
-            w[i] = nearest_integer((y - (double)count[i]) * scale);
+            Share share = share_of(w[i], M, total, scale);
+            count[i] = share.copies;
+            w[i] = share.rest;
         }
         for (int i = 0; i < n; i++) left -= count[i], c[i] = sum += w[i];
     }
