@@ -10,7 +10,7 @@
  */
 #include "small_network.h"
 
-#define MDPS_FILE "real_math.h"
+#define MDPS_FILE "activations.h"
 #include "for_each_real.h"
 #undef MDPS_FILE
 
