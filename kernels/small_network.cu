@@ -33,17 +33,20 @@ DEVICE REAL *FN(sums_of_chunk)(const SmallNetwork &p) {
 template <int PLACE> DEVICE FN(Tile) FN(begin_chunk)(const SmallNetwork &p) {
     FN(Tile) t;
     REAL *shared = shared_memory<REAL>(), *rows = shared + network_pieces(sizeof(REAL));
-    t.set = blockIdx.x / p.chunks;
-    t.first = t.row = t.set * p.per_set + blockIdx.x % p.chunks * p.chunk;
-    t.stop = (t.set + 1) * p.per_set < t.first + p.chunk ? (t.set + 1) * p.per_set : t.first + p.chunk;
+    const unsigned chunks = (unsigned)p.chunks, set = blockIdx.x / chunks;
+    const int64_t end = (set + 1) * p.per_set;
+    t.row = set * p.per_set + blockIdx.x % chunks * p.chunk;
+    t.stop = t.row + p.chunk < end ? t.row + p.chunk : end;
+    t.is_first = true;
     t.pieces = shared;
     t.rows = PLACE == NETWORK_IN_SCRATCH ? (REAL *)p.scratch + p.at_tiles + blockIdx.x * p.tile_size : rows;
     t.delta = t.rows + p.rows * STRIDE;
     t.next = t.delta + p.widest * STRIDE;
-    const REAL *weights = (const REAL *)p.weights + t.set * p.P;
+    const REAL *weights = (const REAL *)p.weights + set * p.P;
     REAL *copy = rows + p.tile_size;
     if (PLACE == NETWORK_ALL_IN_SHARED)
-        for (int i = threadIdx.x; i < p.P; i += THREADS) copy[i] = weights[i];
+#pragma unroll 4
+        for (int i = threadIdx.x; i < (int)p.P; i += THREADS) copy[i] = weights[i];
     t.weights = PLACE == NETWORK_ALL_IN_SHARED ? copy : weights;
     t.sums = PLACE == NETWORK_ALL_IN_SHARED ? copy + p.P : FN(sums_of_chunk)(p);
     return t;
@@ -53,72 +56,78 @@ DEVICE bool FN(begin_tile)(FN(Tile) & t) {
     t.n = t.stop - t.row < NETWORK_TILE ? (int)(t.stop - t.row) : NETWORK_TILE;
     return t.n > 0;
 }
+DEVICE void FN(end_tile)(FN(Tile) & t) {
+    t.row += t.n;
+    t.is_first = false;
+}
 
-/* x, extra and, of each particle's batch row, condition. */
-DEVICE void FN(load_inputs)(const SmallNetwork &p, const FN(Tile) & t) {
-    FN(load)(t, p.C, p.x, t.rows);
-    for (int l = 0; l < p.n_layers; l++) {
-        const NetworkLayer &a = p.layer[l];
-        if (a.enters_extra) FN(load)(t, p.E, p.extra, t.rows + (a.row + a.in) * STRIDE);
-        if (!a.enters_condition) continue;
-        const int64_t b = t.row / p.N, at = t.row % p.N;
-        for (int i = threadIdx.x; i < NETWORK_TILE * p.K; i += THREADS) {
-            const int particle = i / p.K, k = i % p.K;
-            int64_t row = b, n = at + at_most(particle, t.n - 1);
-            for (; n >= p.N; n -= p.N) row++;
-            t.rows[(a.row + a.joined + k) * STRIDE + particle] = ((const REAL *)p.condition)[row * p.K + k];
-        }
+/* Of each particle's batch row; as FN(load). */
+DEVICE void FN(load_condition)(const SmallNetwork &p, const FN(Tile) & t, int thread, REAL *a) {
+    const int64_t first = t.row / p.N, at = t.row % p.N;
+    for (int i = (THREADS + threadIdx.x - thread % THREADS) % THREADS; i < NETWORK_TILE * p.K; i += THREADS) {
+        const int particle = i / p.K, k = i % p.K;
+        int64_t b = first, n = at + at_most(particle, t.n - 1);
+        for (; n >= p.N; n -= p.N) b++;
+        a[k * STRIDE + particle] = ((const REAL *)p.condition)[b * p.K + k];
     }
 }
 
+DEVICE void FN(load_inputs)(const SmallNetwork &p, const FN(Tile) & t) {
+    FN(load)(t, 0, p.C, p.x, t.rows);
+    for (int l = 0; l < p.n_layers; l++) {
+        const NetworkLayer &a = p.layer[l];
+        REAL *in = t.rows + a.row * STRIDE;
+        if (a.enters_extra) FN(load)(t, NETWORK_TILE * p.C, p.E, p.extra, in + a.in * STRIDE);
+        if (a.enters_condition) FN(load_condition)(p, t, NETWORK_TILE * (p.C + p.E), in + a.joined * STRIDE);
+    }
+}
+
+DEVICE REAL FN(slope_of)(const FN(Tile) & t, const NetworkLayer &a) {
+    return a.activation == NETWORK_PRELU ? t.weights[a.slope] : 0;
+}
+
+/* A barrier before and after each layer. */
 DEVICE void FN(forward_tile)(const SmallNetwork &p, const FN(Tile) & t) {
     FN(load_inputs)(p, t);
+    __syncthreads();
     for (int l = 0; l < p.n_layers; l++) {
         const NetworkLayer &a = p.layer[l];
-        __syncthreads();
-        const int lane = lane_of_warp() % NETWORK_TILE, kind = a.activation;
-        REAL *in = t.rows + a.row * STRIDE, *out = in + a.columns * STRIDE + lane, *z = t.rows + a.z_row * STRIDE + lane;
-        const REAL slope = kind == NETWORK_PRELU ? t.weights[a.slope] : 0;
+        const bool rectify = a.activation == NETWORK_RELU;
+        REAL *in = t.rows + a.row * STRIDE, *z = t.rows + a.z_row * STRIDE, *own = z + lane_of_warp() % NETWORK_TILE;
         FN(Product) q = {0, a.out, a.columns, a.columns, t.weights + a.weights, t.weights + a.bias, in};
-        FN(product)<false>(t, q, [=](int m, REAL s) {
-            if (kind == NETWORK_PRELU) z[m * STRIDE] = s;
-            out[m * STRIDE] = FN(activate)(kind, s, slope);
-        });
+        FN(product)<false>(t, q, [=](int m, REAL s) { own[m * STRIDE] = rectify && s < 0 ? 0 : s; });
+        __syncthreads();
+        if (a.activation <= NETWORK_RELU) continue;
+        FN(activate)(a.activation, a.out, FN(slope_of)(t, a), z, in + a.columns * STRIDE);
+        __syncthreads();
     }
-    __syncthreads();
 }
 
-template <int PLACE> static __global__ void __launch_bounds__(THREADS) FN(forward)(SmallNetwork p) {
+template <int PLACE> static __global__ void __launch_bounds__(THREADS, PLACE ? 3 : 2) FN(forward)(SmallNetwork p) {
     const NetworkLayer &last = p.layer[p.n_layers - 1];
-    for (FN(Tile) t = FN(begin_chunk)<PLACE>(p); FN(begin_tile)(t); t.row += t.n) {
+    for (FN(Tile) t = FN(begin_chunk)<PLACE>(p); FN(begin_tile)(t); FN(end_tile)(t)) {
         FN(forward_tile)(p, t);
         FN(store)(t, last.out, t.rows + (last.row + last.columns) * STRIDE, p.y);
     }
 }
 
-/* A tile's delta of a layer's output m becomes that of z; what it adds to the slope's gradient is returned. */
-DEVICE REAL FN(pass_back)(const FN(Tile) & t, const NetworkLayer &a, int m, int lane, REAL u, REAL *to) {
-    const int at = m * STRIDE + lane;
-    const REAL y = t.rows[(a.row + a.columns) * STRIDE + at], z = t.rows[a.z_row * STRIDE + at];
-    const bool has_slope = a.activation == NETWORK_PRELU;
-    to[at] = FN(deactivate)(a.activation, z, y, u, has_slope ? t.weights[a.slope] : 0);
-    return has_slope && z < 0 ? u * z : 0;
-}
-
-DEVICE void FN(add_slope)(const FN(Tile) & t, const NetworkLayer &a, REAL sum) {
-    if (a.activation != NETWORK_PRELU) return;
-    sum = reduce_block(sum, (REAL)0, Add(), t.pieces);
-    if (threadIdx.x == 0) t.sums[a.slope] = t.row == t.first ? sum : t.sums[a.slope] + sum;
-}
-
-/* Gradient of y, 0 in idle lanes, to the last layer's z. */
+/* Gradient of y, 0 in idle lanes. */
 DEVICE void FN(load_delta)(const SmallNetwork &p, const FN(Tile) & t) {
-    const NetworkLayer &last = p.layer[p.n_layers - 1];
-    const REAL *grad = (const REAL *)p.grad_y + t.row * last.out;
-    REAL grad_slope = 0;
-    for (int i = threadIdx.x; i < NETWORK_TILE * last.out; i += THREADS)
-        grad_slope += FN(pass_back)(t, last, i % last.out, i / last.out, i < t.n * last.out ? grad[i] : 0, t.delta);
-    FN(add_slope)(t, last, grad_slope);
+    const int M = p.layer[p.n_layers - 1].out;
+    const REAL *grad = (const REAL *)p.grad_y + t.row * M;
+    for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS)
+        t.delta[i % M * STRIDE + i / M] = i < t.n * M ? grad[i] : 0;
+}
+
+/* delta, the gradient of a layer's output, becomes that of its values before the activation. */
+DEVICE void FN(pass_activation)(const FN(Tile) & t, const NetworkLayer &a) {
+    const REAL *z = t.rows + a.z_row * STRIDE, *y = t.rows + (a.row + a.columns) * STRIDE;
+    REAL sum = FN(deactivate)(a.activation, a.out, FN(slope_of)(t, a), z, y, t.delta);
+    if (a.activation == NETWORK_PRELU) {
+        sum = reduce_block(sum, (REAL)0, Add(), t.pieces);
+        if (threadIdx.x == 0) t.sums[a.slope] = t.is_first ? sum : t.sums[a.slope] + sum;
+    }
+    __syncthreads();
 }
 
 /* Adds the deltas of each batch row's particles, one output a thread. A place is new where the chunk or the row begins. */
@@ -127,7 +136,7 @@ DEVICE void FN(gather)(const SmallNetwork &p, const FN(Tile) & t, int M) {
     if (m >= M) return;
     int64_t b = t.row / p.N, n = t.row % p.N;
     REAL *to = (REAL *)p.scratch + p.at_grad_share + (b + blockIdx.x) * M + m, sum = 0;
-    bool is_new = t.row == t.first || n == 0;
+    bool is_new = t.is_first || n == 0;
     for (int i = 0; i < t.n; i++) {
         sum += t.delta[m * STRIDE + i];
         if (++n < p.N && i + 1 < t.n) continue;
@@ -136,26 +145,31 @@ DEVICE void FN(gather)(const SmallNetwork &p, const FN(Tile) & t, int M) {
     }
 }
 
-/* From the last layer to the first: delta is the gradient of a layer's values before the activation. */
+/* From the last layer to the first. */
 DEVICE void FN(backward_tile)(const SmallNetwork &p, FN(Tile) & t) {
     FN(load_delta)(p, t);
+    __syncthreads();
+    bool gated = false; /* the product has applied ReLU's derivative already */
     for (int l = p.n_layers - 1; l >= 0; l--) {
-        const NetworkLayer &a = p.layer[l], &before = p.layer[l > 0 ? l - 1 : 0];
-        const bool wants_extra = a.enters_extra && p.grad_extra;
-        __syncthreads();
+        const NetworkLayer &a = p.layer[l];
         const REAL *in = t.rows + a.row * STRIDE;
-        FN(outer)(t.row == t.first, a.out, a.columns, t.delta, in, t.sums + a.weights, t.sums + a.bias);
+        if (a.activation != NETWORK_NONE && !gated) FN(pass_activation)(t, a);
+        FN(outer)(t.is_first, a.out, a.columns, t.delta, in, t.sums + a.weights, t.sums + a.bias);
         if (a.enters_condition) FN(gather)(p, t, a.out);
-        REAL grad_slope = 0;
-        FN(Product) q = {l > 0 || p.grad_x ? 0 : a.in, wants_extra ? a.joined : a.in, a.out, a.columns, t.weights + a.weights,
-                         NULL, t.delta};
-        FN(product)<true>(t, q, [&](int m, REAL s) {
-            const int lane = lane_of_warp() % NETWORK_TILE;
-            if (l > 0 && m < a.in) grad_slope += FN(pass_back)(t, before, m, lane, s, t.next);
-            else t.next[m * STRIDE + lane] = s;
+        const bool wants_extra = a.enters_extra && p.grad_extra;
+        gated = l > 0 && p.layer[l - 1].activation == NETWORK_RELU;
+        const int gates = gated ? a.in : 0, lane = lane_of_warp() % NETWORK_TILE;
+        FN(Product) q = {.begin = l > 0 || p.grad_x ? 0 : a.in,
+                         .end = wants_extra ? a.joined : a.in,
+                         .K = a.out,
+                         .ld = a.columns,
+                         .w = t.weights + a.weights,
+                         .bias = NULL,
+                         .a = t.delta};
+        FN(product)<true>(t, q, [=](int m, REAL s) {
+            t.next[m * STRIDE + lane] = m < gates && in[m * STRIDE + lane] <= 0 ? 0 : s;
         });
-        if (l > 0) FN(add_slope)(t, before, grad_slope);
-        if (wants_extra || l == 0) __syncthreads();
+        __syncthreads();
         if (wants_extra) FN(store)(t, p.E, t.next + a.in * STRIDE, p.grad_extra);
         REAL *swap = t.delta;
         t.delta = t.next;
@@ -164,14 +178,14 @@ DEVICE void FN(backward_tile)(const SmallNetwork &p, FN(Tile) & t) {
     if (p.grad_x) FN(store)(t, p.C, t.delta, p.grad_x);
 }
 
-template <int PLACE> static __global__ void __launch_bounds__(THREADS) FN(backward)(SmallNetwork p) {
+template <int PLACE> static __global__ void __launch_bounds__(THREADS, PLACE ? 2 : 1) FN(backward)(SmallNetwork p) {
     FN(Tile) t = FN(begin_chunk)<PLACE>(p);
-    for (; FN(begin_tile)(t); t.row += t.n) {
+    for (; FN(begin_tile)(t); FN(end_tile)(t)) {
         FN(forward_tile)(p, t);
         FN(backward_tile)(p, t);
     }
     if (PLACE == NETWORK_ALL_IN_SHARED)
-        for (int i = threadIdx.x; i < p.P; i += THREADS) FN(sums_of_chunk)(p)[i] = t.sums[i];
+        for (int i = threadIdx.x; i < (int)p.P; i += THREADS) FN(sums_of_chunk)(p)[i] = t.sums[i];
 }
 
 /* WARP parameters of a set: each warp adds every eighth chunk. */
@@ -211,7 +225,7 @@ DEVICE void FN(finish_condition)(const SmallNetwork &p, int64_t b) {
 }
 
 static __global__ void __launch_bounds__(THREADS) FN(finish)(SmallNetwork p) {
-    const int64_t per_set = (p.P + WARP - 1) / WARP, set = blockIdx.x / per_set;
+    const unsigned per_set = (unsigned)(p.P + WARP - 1) / WARP, set = blockIdx.x / per_set;
     if (set < p.R) FN(finish_weights)(p, set, blockIdx.x % per_set * WARP + lane_of_warp());
     else FN(finish_condition)(p, blockIdx.x - p.R * per_set);
 }

@@ -12,10 +12,11 @@ typedef struct alignas(16) {
     REAL v[16 / sizeof(REAL)];
 } FN(Vector);
 
-/* What a block works on: the particles [row, row + n) of all B N, of the chunk [first, stop), which is of one set. */
+/* What a block works on: the particles [row, row + n) of all B N; its chunk ends at `stop` and is of one set. */
 typedef struct {
-    int64_t set, first, stop, row;
+    int64_t row, stop;
     int n;
+    bool is_first; /* tile of the chunk: what is summed over them begins */
     REAL *pieces, *rows, *delta, *next; /* rows of the tile; gradients of a layer's outputs and of its inputs */
     const REAL *weights;                /* of the set */
     REAL *sums;                         /* gradients of the weights, of the chunk */
@@ -67,6 +68,7 @@ template <int MB> DEVICE void FN(multiply)(int K, const REAL *w, const REAL *a, 
             for (int i = 0; i < MB; i++) s[i] += u[i].v[j] * x;
         }
     }
+#pragma unroll 1
     for (; k < K; k++)
 #pragma unroll
         for (int i = 0; i < MB; i++) s[i] += w[i * PIECE_STRIDE + k] * a[k * STRIDE];
@@ -98,8 +100,7 @@ DEVICE void FN(product_by)(const FN(Tile) & t, const FN(Product) & q, Store stor
 /* Few outputs: more warps that have one. */
 template <bool TRANSPOSED, typename Store> DEVICE void FN(product)(const FN(Tile) & t, const FN(Product) & q, Store store) {
     const int M = q.end - q.begin;
-    if (M <= 2 * NETWORK_WARPS) FN(product_by)<1, TRANSPOSED>(t, q, store);
-    else if (M <= 4 * NETWORK_WARPS) FN(product_by)<2, TRANSPOSED>(t, q, store);
+    if (M <= 4 * NETWORK_WARPS) FN(product_by)<1, TRANSPOSED>(t, q, store);
     else FN(product_by)<4, TRANSPOSED>(t, q, store);
 }
 
@@ -109,7 +110,7 @@ template <int B> DEVICE void FN(outer_by)(bool is_first, int M, int K, const REA
     for (int j = threadIdx.x; j < nm * nk; j += THREADS) {
         const int m = j / nk, k = j % nk;
         REAL s[B][B] = {};
-#pragma unroll
+#pragma unroll 1
         for (int particle = 0; particle < NETWORK_TILE; particle += VECTOR) {
             FN(Vector) u[B], v[B];
 #pragma unroll
@@ -132,8 +133,7 @@ template <int B> DEVICE void FN(outer_by)(bool is_first, int M, int K, const REA
 
 /* The bias is for the threads that come last to the weights. */
 DEVICE void FN(outer)(bool is_first, int M, int K, const REAL *d, const REAL *a, REAL *g, REAL *bias) {
-    if (M * K <= 2 * THREADS) FN(outer_by)<1>(is_first, M, K, d, a, g);
-    else if (M * K <= 4 * THREADS) FN(outer_by)<2>(is_first, M, K, d, a, g);
+    if (M * K <= 4 * THREADS) FN(outer_by)<1>(is_first, M, K, d, a, g);
     else FN(outer_by)<4>(is_first, M, K, d, a, g);
     const int m = THREADS - 1 - threadIdx.x;
     if (m >= M) return;
@@ -143,10 +143,11 @@ DEVICE void FN(outer)(bool is_first, int M, int K, const REAL *d, const REAL *a,
     bias[m] = is_first ? s : bias[m] + s;
 }
 
-/* n rows of the caller (n, C) to C rows of the tile, and back. Idle lanes repeat the last particle: small_network_tile.h. */
-DEVICE void FN(load)(const FN(Tile) & t, int C, const void *from, REAL *a) {
+/* n rows of the caller (n, C) to C rows of the tile, and back. Idle lanes repeat the last particle: small_network_tile.h. The
+ * threads from `thread` on begin, so that warps wait for different arrays at the same time. */
+DEVICE void FN(load)(const FN(Tile) & t, int thread, int C, const void *from, REAL *a) {
     const REAL *x = (const REAL *)from + t.row * C;
-    for (int i = threadIdx.x; i < NETWORK_TILE * C; i += THREADS) {
+    for (int i = (THREADS + threadIdx.x - thread % THREADS) % THREADS; i < NETWORK_TILE * C; i += THREADS) {
         const int particle = i / C, c = i % C;
         a[c * STRIDE + particle] = x[at_most(particle, t.n - 1) * C + c];
     }
@@ -156,22 +157,31 @@ DEVICE void FN(store)(const FN(Tile) & t, int C, const REAL *a, void *to) {
     for (int i = threadIdx.x; i < t.n * C; i += THREADS) x[i] = a[i % C * STRIDE + i / C];
 }
 
-/* The activation, and how a gradient u passes back through it. PReLU needs z: its slope may be negative. */
-DEVICE REAL FN(activate)(int kind, REAL z, REAL slope) {
-    switch (kind) {
-    case NETWORK_RELU: return z < 0 ? 0 : z;
-    case NETWORK_TANH: return FN(tanh_real)(z);
-    case NETWORK_SIGMOID: return FN(sigmoid_real)(z);
-    case NETWORK_PRELU: return z < 0 ? slope * z : z;
-    default: return z;
+/* a = activation(z) where the product has not done it, and d, the gradient of a, becomes that of z; the return value is what the
+ * thread adds to the slope's. PReLU needs z: its slope may be negative. */
+DEVICE void FN(activate)(int kind, int M, REAL slope, const REAL *z, REAL *a) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS) {
+        const int at = i / NETWORK_TILE * STRIDE + i % NETWORK_TILE;
+        const REAL x = z[at];
+        if (kind == NETWORK_TANH) a[at] = FN(tanh_real)(x);
+        else if (kind == NETWORK_SIGMOID) a[at] = FN(sigmoid_real)(x);
+        else a[at] = x < 0 ? slope * x : x;
     }
 }
-DEVICE REAL FN(deactivate)(int kind, REAL z, REAL a, REAL u, REAL slope) {
-    switch (kind) {
-    case NETWORK_RELU: return a <= 0 ? 0 : u;
-    case NETWORK_TANH: return u * (1 - a * a);
-    case NETWORK_SIGMOID: return u * (a * (1 - a));
-    case NETWORK_PRELU: return z < 0 ? u * slope : u;
-    default: return u;
+DEVICE REAL FN(deactivate)(int kind, int M, REAL slope, const REAL *z, const REAL *a, REAL *d) {
+    REAL grad_slope = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS) {
+        const int at = i / NETWORK_TILE * STRIDE + i % NETWORK_TILE;
+        const REAL x = z[at], y = a[at], u = d[at];
+        if (kind == NETWORK_TANH) d[at] = u * (1 - y * y);
+        else if (kind == NETWORK_SIGMOID) d[at] = u * (y * (1 - y));
+        else if (kind == NETWORK_RELU) d[at] = y <= 0 ? 0 : u;
+        else if (x < 0) {
+            grad_slope += u * x;
+            d[at] = u * slope;
+        }
     }
+    return grad_slope;
 }
