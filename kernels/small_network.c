@@ -16,7 +16,7 @@
 
 enum { TILE = 128, LEAST_CHUNK = 2048, MOST_CHUNKS = 64 };
 /* CUDA: chunks of all sets, which have a block each, fewer where tiles or sums would take too much scratch memory; bytes of
- * shared memory that every GPU since 2018 has; parameters that are copied there. */
+ * shared memory that every GPU from compute capability 8.0 on has; parameters that are copied there. */
 enum { MOST_BLOCKS = 1024, MOST_TILES = 256, MOST_SUMS = 1 << 22, LEAST_BLOCKS = 64 };
 enum { MOST_SHARED = 96 * 1024, MOST_SHARED_WEIGHTS = 4096 };
 
