@@ -1,5 +1,5 @@
-/* A multilayer perceptron on every particle on the GPU: a block takes tiles of 16 particles through all layers in shared memory.
- * Contract: small_network.h. One launch forward, two backward: the second one adds the chunks' sums in order.
+/* A multilayer perceptron on every particle on the GPU: a block takes tiles of 16 particles through all layers, in shared
+ * memory. Contract: small_network.h. One launch forward, two backward: the second one adds the chunks' sums in order.
  *
  * A set of at most 4096 parameters lies in shared memory too, and so do the chunk's sums of its gradients; wider matrices come
  * from the L1 cache piece by piece while the warp multiplies (small_network_tile.cuh).
@@ -26,9 +26,7 @@ int small_network_backward_cuda(const void *parameters, int64_t, int is_double, 
 #include "activations.h"
 #include "small_network_tile.cuh"
 
-DEVICE REAL *FN(sums_of_chunk)(const SmallNetwork &p) {
-    return (REAL *)p.scratch + p.at_grad_weights + blockIdx.x * p.P;
-}
+DEVICE REAL *FN(sums_of_chunk)(const SmallNetwork &p) { return (REAL *)p.scratch + p.at_grad_weights + blockIdx.x * p.P; }
 
 template <int PLACE> DEVICE FN(Tile) FN(begin_chunk)(const SmallNetwork &p) {
     FN(Tile) t;
@@ -94,7 +92,7 @@ DEVICE void FN(forward_tile)(const SmallNetwork &p, const FN(Tile) & t) {
         const NetworkLayer &a = p.layer[l];
         const bool rectify = a.activation == NETWORK_RELU;
         REAL *in = t.rows + a.row * STRIDE, *z = t.rows + a.z_row * STRIDE, *own = z + lane_of_warp() % NETWORK_TILE;
-        FN(Product) q = {0, a.out, a.columns, a.columns, t.weights + a.weights, t.weights + a.bias, in};
+        const FN(Product) q = {0, a.out, a.columns, a.columns, t.weights + a.weights, t.weights + a.bias, in};
         FN(product)<false>(t, q, [=](int m, REAL s) { own[m * STRIDE] = rectify && s < 0 ? 0 : s; });
         __syncthreads();
         if (a.activation <= NETWORK_RELU) continue;
@@ -105,7 +103,8 @@ DEVICE void FN(forward_tile)(const SmallNetwork &p, const FN(Tile) & t) {
 
 template <int PLACE> static __global__ void __launch_bounds__(THREADS, PLACE ? 3 : 2) FN(forward)(SmallNetwork p) {
     const NetworkLayer &last = p.layer[p.n_layers - 1];
-    for (FN(Tile) t = FN(begin_chunk)<PLACE>(p); FN(begin_tile)(t); FN(end_tile)(t)) {
+    FN(Tile) t = FN(begin_chunk)<PLACE>(p);
+    for (; FN(begin_tile)(t); FN(end_tile)(t)) {
         FN(forward_tile)(p, t);
         FN(store)(t, last.out, t.rows + (last.row + last.columns) * STRIDE, p.y);
     }
@@ -115,8 +114,7 @@ template <int PLACE> static __global__ void __launch_bounds__(THREADS, PLACE ? 3
 DEVICE void FN(load_delta)(const SmallNetwork &p, const FN(Tile) & t) {
     const int M = p.layer[p.n_layers - 1].out;
     const REAL *grad = (const REAL *)p.grad_y + t.row * M;
-    for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS)
-        t.delta[i % M * STRIDE + i / M] = i < t.n * M ? grad[i] : 0;
+    for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS) t.delta[i % M * STRIDE + i / M] = i < t.n * M ? grad[i] : 0;
 }
 
 /* delta, the gradient of a layer's output, becomes that of its values before the activation. */
@@ -159,15 +157,12 @@ DEVICE void FN(backward_tile)(const SmallNetwork &p, FN(Tile) & t) {
         const bool wants_extra = a.enters_extra && p.grad_extra;
         gated = l > 0 && p.layer[l - 1].activation == NETWORK_RELU;
         const int gates = gated ? a.in : 0, lane = lane_of_warp() % NETWORK_TILE;
-        FN(Product) q = {.begin = l > 0 || p.grad_x ? 0 : a.in,
-                         .end = wants_extra ? a.joined : a.in,
-                         .K = a.out,
-                         .ld = a.columns,
-                         .w = t.weights + a.weights,
-                         .bias = NULL,
-                         .a = t.delta};
+        const int begin = l > 0 || p.grad_x ? 0 : a.in, end = wants_extra ? a.joined : a.in;
+        const FN(Product) q = {begin, end, a.out, a.columns, t.weights + a.weights, NULL, t.delta};
+        REAL *next = t.next;
         FN(product)<true>(t, q, [=](int m, REAL s) {
-            t.next[m * STRIDE + lane] = m < gates && in[m * STRIDE + lane] <= 0 ? 0 : s;
+            const int at = m * STRIDE + lane;
+            next[at] = m < gates && in[at] <= 0 ? 0 : s;
         });
         __syncthreads();
         if (wants_extra) FN(store)(t, p.E, t.next + a.in * STRIDE, p.grad_extra);

@@ -67,9 +67,7 @@ enum { NETWORK_TILE = 16, NETWORK_WARPS = 8, NETWORK_PIECE_ROWS = 8, NETWORK_PIE
 enum { NETWORK_IN_SCRATCH, NETWORK_TILE_IN_SHARED, NETWORK_ALL_IN_SHARED }; /* all: the weights and their sums too */
 INLINE int network_stride(int size_of_real) { return NETWORK_TILE + 16 / size_of_real; }
 INLINE int network_piece_stride(int size_of_real) { return NETWORK_PIECE + 16 / size_of_real; }
-INLINE int network_pieces(int size_of_real) {
-    return NETWORK_WARPS * NETWORK_PIECE_ROWS * network_piece_stride(size_of_real);
-}
+INLINE int network_pieces(int size_of_real) { return NETWORK_WARPS * NETWORK_PIECE_ROWS * network_piece_stride(size_of_real); }
 
 void small_network_layout(SmallNetwork *p);
 void small_network_layout_cuda(SmallNetwork *p, int size_of_real);

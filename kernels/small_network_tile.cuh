@@ -16,7 +16,7 @@ typedef struct alignas(16) {
 typedef struct {
     int64_t row, stop;
     int n;
-    bool is_first; /* tile of the chunk: what is summed over them begins */
+    bool is_first;                      /* tile of the chunk: what is summed over them begins */
     REAL *pieces, *rows, *delta, *next; /* rows of the tile; gradients of a layer's outputs and of its inputs */
     const REAL *weights;                /* of the set */
     REAL *sums;                         /* gradients of the weights, of the chunk */
@@ -165,8 +165,8 @@ DEVICE void FN(store)(const FN(Tile) & t, int C, const REAL *a, void *to) {
     for (int i = threadIdx.x; i < t.n * C; i += THREADS) x[i] = a[i % C * STRIDE + i / C];
 }
 
-/* a = activation(z) where the product has not done it, and d, the gradient of a, becomes that of z; the return value is what the
- * thread adds to the slope's. PReLU needs z: its slope may be negative. */
+/* a = activation(z) where the product has not done it, and d, the gradient of a, becomes that of z. PReLU needs z: its slope
+ * may be negative; what the thread adds to its gradient is returned. */
 DEVICE void FN(activate)(int kind, int M, REAL slope, const REAL *z, REAL *a) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS) {
