@@ -66,10 +66,11 @@ static Arguments take_arguments(Call *call, StableIValue *stack, const Tensor *g
     if (!ok(call)) return a;
     p->x = a.x.data, p->extra = a.extra.data, p->condition = a.condition.data, p->weights = a.weights.data;
     p->grad_y = grad_y ? grad_y->data : NULL;
-    small_network_layout(p);
+    if (on_cuda(&a.x)) small_network_layout_cuda(p, a.x.is_double ? 8 : 4);
+    else small_network_layout(p);
     expect(call, a.weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
            (long long)a.weights.size[stacked]);
-    p->scratch = new_scratch(call, &a.x, p->scratch_size * (a.x.is_double ? 8 : 4));
+    if (p->scratch_size > 0) p->scratch = new_scratch(call, &a.x, p->scratch_size * (a.x.is_double ? 8 : 4));
     run(call, &a.x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
     return a;
 }
@@ -105,7 +106,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p->grad_x = want_x ? grad_x.data : NULL;
     p->grad_extra = want_extra ? grad_extra.data : NULL;
     p->grad_condition = grad_condition.data, p->grad_weights = grad_weights.data;
-    run(&call, &a.x, KERNELS(small_network_backward), p, p->R * p->chunks, 1);
+    run(&call, &a.x, KERNELS(small_network_backward), p, on_cuda(&a.x) ? p->R : p->R * p->chunks, 1); /* CUDA: and finish */
     run(&call, &a.x, CPU_KERNELS(small_network_finish), p, p->R, 1);
     finish(&call, stack, 4, (Tensor[]){grad_x, grad_extra, grad_condition, grad_weights});
 }

@@ -54,7 +54,7 @@ INLINE float exp2_from_f32(float a, float least) {
     p = p * r + 2.40221075e-01f;
     p = p * r + 6.93147188e-01f;
     p = p * r + 1.00000008e+00f;
-    int32_t u = bits_f32(p) + (int32_t)((uint32_t)bits_f32(t) << 23);
+    int32_t u = (int32_t)((uint32_t)bits_f32(p) + ((uint32_t)bits_f32(t) << 23));
     return real_f32(a < least ? 0 : u);
 }
 INLINE double exp2_from_f64(double a, double least) {
@@ -72,7 +72,7 @@ INLINE double exp2_from_f64(double a, double least) {
     p = p * r + 2.402265069591016e-01;
     p = p * r + 6.9314718055994531e-01;
     p = p * r + 1.;
-    int64_t u = bits_f64(p) + (int64_t)((uint64_t)bits_f64(t) << 52);
+    int64_t u = (int64_t)((uint64_t)bits_f64(p) + ((uint64_t)bits_f64(t) << 52));
     return real_f64(a < least ? 0 : u);
 }
 

@@ -10,15 +10,20 @@
  */
 #include "small_network.h"
 
-#define MDPS_FILE "real_math.h"
+#define MDPS_FILE "activations.h"
 #include "for_each_real.h"
 #undef MDPS_FILE
 
 enum { TILE = 128, LEAST_CHUNK = 2048, MOST_CHUNKS = 64 };
+/* CUDA: chunks of all sets, which have a block each, fewer where tiles or sums would take too much scratch memory; bytes of
+ * shared memory that every GPU from compute capability 8.0 on has; parameters that are copied there. */
+enum { MOST_BLOCKS = 1024, MOST_TILES = 256, MOST_SUMS = 1 << 22, LEAST_BLOCKS = 64 };
+enum { MOST_SHARED = 96 * 1024, MOST_SHARED_WEIGHTS = 4096 };
 
 static int64_t aligned(int64_t numbers) { return (numbers + 15) / 16 * 16; }
 
-static void place_layers(SmallNetwork *p) {
+/* condition_enters: as rows of the tile, on the GPU. */
+static void place_layers(SmallNetwork *p, bool condition_enters) {
     int row = 0, in = p->C;
     p->conditioned = -1;
     p->widest = p->C;
@@ -34,10 +39,11 @@ static void place_layers(SmallNetwork *p) {
         a->bias = a->weights + (int64_t)a->out * a->columns;
         a->slope = a->bias + a->out;
         p->P = a->slope + (a->activation == NETWORK_PRELU);
+        int entering = condition_enters ? a->columns : a->joined;
         a->row = row;
-        row += a->joined;
+        row += entering;
         a->z_row = row; /* in place, but PReLU's derivative needs z: see below */
-        if (a->joined > p->widest) p->widest = a->joined;
+        if (entering > p->widest) p->widest = entering;
         if (a->out > p->widest) p->widest = a->out;
         in = a->out;
     }
@@ -53,7 +59,7 @@ static void place_layers(SmallNetwork *p) {
 /* scratch: [matrices, transposed (R, P) | condition's share of its layer (B, out) | its gradient (B + all chunks, out), a row
  * that two chunks share having a place in each | gradients of the weights (all chunks, P) | one tile per chunk]. */
 void small_network_layout(SmallNetwork *p) {
-    place_layers(p);
+    place_layers(p, false);
     p->per_set = p->B / p->R * p->N;
     int64_t most = p->R < MOST_CHUNKS ? MOST_CHUNKS / p->R : 1;
     p->chunk = (p->per_set + most - 1) / most;
@@ -67,6 +73,34 @@ void small_network_layout(SmallNetwork *p) {
     p->at_tiles = p->at_grad_weights + (backward ? aligned(all * p->P) : 0);
     p->tile_size = (p->rows + 3 * p->widest + 1) * TILE + (backward ? 16 * p->P : 0); /* 16: most lanes of a vector */
     p->scratch_size = p->at_tiles + all * p->tile_size;
+}
+
+/* scratch: [sums of the condition's deltas (B + all chunks, out) | gradients of the weights (all chunks, P) | tiles, where they
+ * do not fit into shared memory]; shared: [pieces of matrices, one per warp | tile, two rows of deltas | weights | sums]. */
+void small_network_layout_cuda(SmallNetwork *p, int size_of_real) {
+    place_layers(p, true);
+    const bool backward = p->grad_y != NULL;
+    const int64_t most_shared = MOST_SHARED / size_of_real;
+    p->tile_size = (p->rows + (backward ? 2 * p->widest : 0)) * network_stride(size_of_real);
+    p->shared_size = network_pieces(size_of_real) + p->tile_size;
+    p->in_shared = p->shared_size <= most_shared ? NETWORK_TILE_IN_SHARED : NETWORK_IN_SCRATCH;
+    if (!p->in_shared) p->shared_size -= p->tile_size;
+    else if (p->P <= MOST_SHARED_WEIGHTS && p->shared_size + (backward ? 2 : 1) * p->P <= most_shared) {
+        p->in_shared = NETWORK_ALL_IN_SHARED;
+        p->shared_size += (backward ? 2 : 1) * p->P;
+    }
+    int64_t most = p->in_shared ? MOST_BLOCKS : MOST_TILES;
+    if (backward && most > MOST_SUMS / p->P) most = MOST_SUMS / p->P < LEAST_BLOCKS ? LEAST_BLOCKS : MOST_SUMS / p->P;
+    most = p->R < most ? most / p->R : 1;
+    p->per_set = p->B / p->R * p->N;
+    int64_t tiles = (p->per_set + NETWORK_TILE - 1) / NETWORK_TILE;
+    p->chunk = NETWORK_TILE * (tiles > most ? (tiles + most - 1) / most : 1);
+    p->chunks = (p->per_set + p->chunk - 1) / p->chunk;
+    int64_t all = p->R * p->chunks, out = p->conditioned < 0 ? 0 : p->layer[p->conditioned].out;
+    p->at_grad_share = 0;
+    p->at_grad_weights = backward ? aligned((p->B + all) * out) : 0;
+    p->at_tiles = p->at_grad_weights + (backward ? aligned(all * p->P) : 0);
+    p->scratch_size = p->at_tiles + (p->in_shared ? 0 : all * p->tile_size);
 }
 
 #define ON(name) ON_(FN(name), TARGET)

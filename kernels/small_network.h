@@ -18,12 +18,16 @@
  *
  * Backward computes the activations again: nothing but the inputs is kept. A NaN stays in its particle, and in the gradients of
  * what that particle used. Cost: P multiply-adds a particle forward, 3 P backward; memory for 64 tiles and 64 P sums.
+ *
+ * CUDA: small_network_layout_cuda, then a launcher, which does all chunks and what prepare and finish do. A chunk is a block;
+ * there are at most 1024, fewer backward where P is above 4096, or one per set. The condition enters as further columns.
  */
 #ifndef MDPS_SMALL_NETWORK_H
 #define MDPS_SMALL_NETWORK_H
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "clones.h"
 #include "cuda_launch.h"
 
 enum { NETWORK_NONE, NETWORK_RELU, NETWORK_TANH, NETWORK_SIGMOID, NETWORK_PRELU, NETWORK_ACTIVATIONS };
@@ -51,11 +55,22 @@ typedef struct {
     int64_t P;                      /* parameters of a set */
     int64_t per_set, chunk, chunks; /* particles of a set and of a chunk; chunks of a set */
     int64_t scratch_size, at_share, at_grad_share, at_grad_weights, at_tiles, tile_size; /* scratch and its parts */
-    int rows, widest; /* rows of a tile, and of its widest layer */
-    int conditioned;  /* the layer that condition enters, or -1 */
+    int rows, widest;    /* rows of a tile, and of its widest layer */
+    int conditioned;     /* the layer that condition enters, or -1 */
+    int in_shared;       /* CUDA: what is, see below */
+    int64_t shared_size; /* CUDA: numbers in shared memory */
 } SmallNetwork;
 
+/* CUDA: particles of a tile; warps of a block; a warp's piece of a matrix, which it multiplies with. A row of either has 16
+ * bytes more: eight threads that read a vector of 16 bytes from eight rows then meet no bank of shared memory twice. */
+enum { NETWORK_TILE = 16, NETWORK_WARPS = 8, NETWORK_PIECE_ROWS = 8, NETWORK_PIECE = 32 };
+enum { NETWORK_IN_SCRATCH, NETWORK_TILE_IN_SHARED, NETWORK_ALL_IN_SHARED }; /* all: the weights and their sums too */
+INLINE int network_stride(int size_of_real) { return NETWORK_TILE + 16 / size_of_real; }
+INLINE int network_piece_stride(int size_of_real) { return NETWORK_PIECE + 16 / size_of_real; }
+INLINE int network_pieces(int size_of_real) { return NETWORK_WARPS * NETWORK_PIECE_ROWS * network_piece_stride(size_of_real); }
+
 void small_network_layout(SmallNetwork *p);
+void small_network_layout_cuda(SmallNetwork *p, int size_of_real);
 void small_network_prepare_f32(int64_t begin, int64_t end, void *parameters);
 void small_network_prepare_f64(int64_t begin, int64_t end, void *parameters);
 void small_network_forward_f32(int64_t begin, int64_t end, void *parameters);

@@ -56,7 +56,7 @@ def n_parameters(layers, columns, extra, condition):
     return total
 
 
-def case(name, layers, batch, columns, extra=0, condition=0, sets=None, edit=None, **kwargs):
+def case(name, layers, batch, columns, extra=0, condition=0, sets=None, edit=None, scale=0.4, **kwargs):
     names = ("extra",) * (extra > 0) + ("condition",) * (condition > 0)
 
     def make(g):
@@ -64,7 +64,7 @@ def case(name, layers, batch, columns, extra=0, condition=0, sets=None, edit=Non
             return torch.randn(*size, generator=g, dtype=torch.float64)
 
         inputs = [normal(*batch, columns)]
-        parameters = 0.4 * normal(*(() if sets is None else (sets,)), n_parameters(layers, columns, extra, condition))
+        parameters = scale * normal(*(() if sets is None else (sets,)), n_parameters(layers, columns, extra, condition))
         if extra:
             inputs.append(normal(*batch, extra))
         if condition:
@@ -87,6 +87,7 @@ E, K, EK = {"extra": True}, {"condition": True}, {"extra": True, "condition": Tr
 DYNAMICS = (Layer(8), Layer(8), Layer(8), Layer(8, "none"), Layer(8, **E), Layer(8), Layer(8), Layer(4, "none"))
 MEASUREMENT = (Layer(8), Layer(8), Layer(8), Layer(8, **K), Layer(8), Layer(1, "none"))
 SMOOTHER = (Layer(8), Layer(8), Layer(8), Layer(8), Layer(8, **EK), Layer(8), Layer(8), Layer(1, "none"))
+DEEP = (Layer(64),) * 6 + (Layer(200, "prelu"), Layer(64, **EK), Layer(64, "tanh")) + (Layer(64),) * 6 + (Layer(3, "none"),)
 
 CASES = [
     case("smoother, two sets", SMOOTHER, (4, 5), 4, 2, 8, sets=2),
@@ -101,6 +102,9 @@ CASES = [
     case("odd widths", (Layer(13), Layer(7, "tanh", **E), Layer(3)), (3, 131), 5, 6, gradcheck=False),
     case("rows longer than chunks", (Layer(8, **K), Layer(8), Layer(2, "none")), (2, 5001), 3, 0, 4, gradcheck=False),
     case("rows across chunks", SMOOTHER, (126, 99), 4, 2, 8, sets=3, gradcheck=False),
+    # A GPU's block has several tiles when sets are many; the deep network's tile is too large for its shared memory.
+    case("many sets", (Layer(5, "prelu", **K), Layer(3)), (1040, 9), 2, 0, 3, sets=520, gradcheck=False),
+    case("sixteen layers", DEEP, (4, 9), 6, 5, 4, sets=2, scale=0.17, gradcheck=False),
     # Sums of 257 terms: n eps sum |w x| is 1.5e-4 here; the build for sanitizers, without fused multiply-add, has 3.4e-5.
     case("wide", (Layer(256), Layer(65, "prelu"), Layer(2, "none")), (2, 70), 70, gradcheck=False, atol=1e-4, grad_atol=3e-4),
     case("not a number", DYNAMICS, (2, 7), 2, 4, edit=not_a_number, wrt=()),
