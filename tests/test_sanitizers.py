@@ -26,7 +26,7 @@ def runtime(name: str) -> str:
 
 
 def install(folder: Path, **defines: str) -> Path:
-    """Builds the package with these CMake variables, by gcc; the folder inside `folder` that it is installed into."""
+    """Builds the package with these CMake variables, by gcc; returns the folder in `folder` that it is installed into."""
     pytest.importorskip("scikit_build_core")
     pytest.importorskip("pybind11")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder / "site")]
