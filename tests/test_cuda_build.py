@@ -57,16 +57,25 @@ def instructions_per_unit(source, kernel, macro, unrolls, units, architecture, f
     return (sizes[1] - sizes[0]) / 16 / (unrolls[1] - unrolls[0]) / units
 
 
+KNOWN = """
+enum { TURNS = UNROLL };
+__global__ void other(float *y) {}
+__global__ void loop(float x, float *out, int n) {
+    float y = x;
+#pragma unroll TURNS
+    for (int i = 0; i < n; i++) { BODY }
+    *out = y;
+}
+"""
+
+
 @needs_nvcc
-def test_instructions_are_counted(tmp_path):
-    """A loop of one multiply-add a turn, and of three."""
-    for n in (1, 3):
-        body = "y = y * x + x;" * n
-        text = "enum { TURNS = UNROLL };\n__global__ void other(float *y) {}\n__global__ void loop(float x, float *a, int n) {\n    float y = x;\n"
-        text += f"#pragma unroll TURNS\n    for (int i = 0; i < n; i++) {{ {body} }}\n    a[1] = y;\n}}\n"
-        (tmp_path / "known.cu").write_text(text)
-        for architecture in ARCHITECTURES:
-            assert instructions_per_unit(tmp_path / "known.cu", "loop", "UNROLL", (8, 40), 1, architecture, tmp_path) == n
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("n", [1, 3])
+def test_instructions_are_counted(n, architecture, tmp_path):
+    source = tmp_path / "known.cu"
+    source.write_text(KNOWN.replace("BODY", "y = y * x + x;" * n))
+    assert instructions_per_unit(source, "loop", "UNROLL", (8, 40), 1, architecture, tmp_path) == n
 
 
 @needs_nvcc
