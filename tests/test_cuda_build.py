@@ -60,10 +60,10 @@ def instructions_per_unit(source, kernel, macro, unrolls, units, architecture, f
 KNOWN = """
 enum { TURNS = UNROLL };
 __global__ void other(float *y) {}
-__global__ void loop(float x, float *out, int n) {
+__global__ void loop(float x, float *out) {
     float y = x;
 #pragma unroll TURNS
-    for (int i = 0; i < n; i++) { BODY }
+    for (int i = 0; i < 4000; i++) { BODY }
     *out = y;
 }
 """
