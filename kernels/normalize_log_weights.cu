@@ -76,9 +76,8 @@ static __global__ void FN(forward)(NormalizeLogWeights p) {
     FN(Part) here = FN(part_of_block)(p);
     const REAL *l = (const REAL *)p.log_weights;
     const int64_t parts = normalize_parts(p.N);
-    FN(Statistics)
-    s = parts == 1 ? FN(measure)(l, here.begin, here.end)
-                   : FN(merge)((const FN(Statistics) *)p.scratch + here.b * parts, parts);
+    FN(Statistics) s = parts == 1 ? FN(measure)(l, here.begin, here.end)
+                                  : FN(merge)((const FN(Statistics) *)p.scratch + here.b * parts, parts);
     REAL log_of_sum = log(s.sum), ess = s.sum * s.sum / s.sum_of_squares, top = s.top;
     bool collapsed = top == -INFINITY, is_nan = s.sum != s.sum;
     for (int64_t n = here.begin + threadIdx.x; n < here.end; n += THREADS)

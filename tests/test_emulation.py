@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_philox import KNOWN
 from test_sanitizers import CASES, install, run_tests, runtime
 
 import mdps
@@ -94,44 +93,6 @@ def test_right_code_is_silent(sanitizer, emulation, tmp_path):
 def test_seeded_bugs_are_found(bug, sanitizer, words, emulation, tmp_path):
     for order in ORDERS:
         assert re.search(words, run_seeded(emulation, tmp_path, f"BUG_{bug}", sanitizer, order), re.M), order
-
-
-PHILOX = """
-#include "philox.h"
-extern "C" void words(const uint32_t *c, const uint32_t *k, uint32_t *out) {
-    Words r = philox(c[0], c[1], c[2], c[3], k[0], k[1]);
-    out[0] = r.x; out[1] = r.y; out[2] = r.z; out[3] = r.w;
-}
-"""
-
-
-def test_curand_draws_the_words_of_the_cpu(tmp_path):
-    (tmp_path / "cuda.cpp").write_text(PHILOX)
-    (tmp_path / "cpu.c").write_text(PHILOX.replace('extern "C"', ""))
-    compile("-shared", tmp_path / "cuda.cpp", "-o", tmp_path / "cuda.so")
-    cpu = [
-        "gcc",
-        "-std=gnu11",
-        "-O2",
-        "-shared",
-        "-fPIC",
-        f"-I{ROOT / 'kernels'}",
-        tmp_path / "cpu.c",
-        "-o",
-        tmp_path / "cpu.so",
-    ]
-    subprocess.run(cpu, check=True)
-    libraries = [ctypes.CDLL(str(tmp_path / x)) for x in ("cuda.so", "cpu.so")]
-
-    def words(library, counter, key):
-        out = (ctypes.c_uint32 * 4)()
-        library.words((ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
-        return tuple(out)
-
-    for counter, key, answer in KNOWN:
-        assert words(libraries[0], counter, key) == answer
-    for x in torch.randint(2**32, (1000, 6), generator=torch.Generator().manual_seed(0)).tolist():
-        assert words(libraries[0], x[:4], x[4:]) == words(libraries[1], x[:4], x[4:])
 
 
 class NormalizeLogWeights(ctypes.Structure):

@@ -31,7 +31,9 @@ def includes(text):
 def without_cuda(path):
     """The text that the C twin sees: headers have lines for C++ alone, which is CUDA."""
     return (
-        code(path) if path in CUDA else re.sub(r"^#ifdef __cplusplus *$.*?^#(?:else|endif)\b", "", code(path), flags=re.M | re.S)
+        code(path)
+        if path in CUDA
+        else re.sub(r"^#ifdef __cplusplus *$.*?^#(?:else|endif)\b", "", code(path), flags=re.M | re.S)
     )
 
 
