@@ -30,11 +30,8 @@ def includes(text):
 
 def without_cuda(path):
     """The text that the C twin sees: headers have lines for C++ alone, which is CUDA."""
-    return (
-        code(path)
-        if path in CUDA
-        else re.sub(r"^#ifdef __cplusplus *$.*?^#(?:else|endif)\b", "", code(path), flags=re.M | re.S)
-    )
+    of_cuda = r"^#ifdef __cplusplus *$.*?^#(?:else|endif)\b"
+    return code(path) if path in CUDA else re.sub(of_cuda, "", code(path), flags=re.M | re.S)
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=ids(KERNELS))
