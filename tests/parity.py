@@ -77,10 +77,15 @@ def collect(names: Iterable[str] | None = None) -> list[Call]:
 
 
 def replay(calls: Iterable[Call], device: str = "cpu") -> list[tuple[Tensor, ...]]:
-    """What this build computes from the same arguments on the device, brought to the CPU."""
+    """What this build computes from the same arguments on the device, brought to the CPU; () where a call raises, after its
+    message is printed."""
 
     def run(c):
-        return tuple(o.cpu() for o in call(c.name, tuple(a.to(device) if isinstance(a, Tensor) else a for a in c.args)))
+        try:
+            return tuple(o.cpu() for o in call(c.name, tuple(a.to(device) if isinstance(a, Tensor) else a for a in c.args)))
+        except RuntimeError as error:
+            print(f"{c.name}: {error}")
+            return ()
 
     return [run(c) for c in calls]
 
@@ -124,7 +129,7 @@ def compare(calls: Iterable[Call], results: Iterable[tuple[Tensor, ...]]) -> dic
     that must be equal is not)."""
     report: dict[str, tuple[int, float]] = {}
     for c, got in zip(calls, results, strict=True):
-        errors = [_error(c, g, w) for g, w in zip(got, c.outputs, strict=True)]
+        errors = [_error(c, g, w) for g, w in zip(got, c.outputs, strict=True)] if got else [torch.inf]
         n, largest = report.get(c.name, (0, 0.0))
         report[c.name] = n + 1, max(largest, *errors)
     return report
