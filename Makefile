@@ -9,7 +9,7 @@ PYTHON ?= python3
 python := .venv/bin/python
 pip := $(python) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore
 sources := CMakeLists.txt $(shell find csrc kernels ops python -type f -not -path '*/__pycache__/*')
-c_files = $(wildcard csrc/*.[ch] csrc/*.cpp kernels/*.[ch] kernels/*.cu tests/*.cpp)
+c_files = $(wildcard csrc/*.[ch] csrc/*.cpp kernels/*.[ch] kernels/*.cu kernels/*.cuh tests/*.cpp tests/emulation/*.*)
 
 .PHONY: demo test bench lint
 .DELETE_ON_ERROR:
@@ -29,7 +29,8 @@ lint: .venv/installed .venv/lint
 	.venv/bin/clang-format --dry-run --Werror $(c_files)
 	$(python) -m mypy -p mdps
 
-# The build runs in .venv, without isolation: build/ is kept, so that only what changed is compiled again.
+# The build runs in .venv, without isolation: build/ is kept, so that only what changed is compiled again. Where nvcc is found it
+# has the CUDA kernels, for which pip's nvidia-curand has the headers.
 .venv/installed: .venv/ready $(sources)
 	@echo "mdps: installing the package into .venv"
 	@$(pip) --no-build-isolation --no-deps --force-reinstall .
@@ -44,7 +45,7 @@ lint: .venv/installed .venv/lint
 	    echo "mdps: no Python headers: apt-get install python3-dev" >&2; exit 1; }
 	@echo "mdps: making .venv with $(TORCH) and what pyproject.toml asks for"
 	@$(PYTHON) -m venv .venv
-	@$(pip) "$(TORCH)" "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja
+	@$(pip) "$(TORCH)" "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja nvidia-curand
 	@$(pip) --no-build-isolation ".[train,test]"
 	@touch $@
 

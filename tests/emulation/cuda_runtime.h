@@ -1,5 +1,6 @@
 // CUDA for g++: what the .cu files use of <cuda_runtime.h>, so that they run on the host, where sanitizers and the whole test
-// suite can look at them. A folder before the toolkit's on the include path makes the difference; the kernels are the same text.
+// suite can look at them. A folder before the toolkit's on the include path makes the difference; the kernels are the same
+// text.
 //
 // One block runs at a time, each of its threads as a fiber (emulation.cpp). Barriers and warp operations are checked: all
 // threads at one line, no lane missing that a mask names. Shared memory has its exact size and is NaN when a block starts.
@@ -55,17 +56,18 @@ extern void *block_memory;
 
 namespace emulation {
 enum Operation { SYNC_WARP, SHUFFLE, VOTE };
+enum class Line : int;
 void barrier(int line);
 int barrier_vote(int line, int predicate); // how many threads say yes
 // A warp operation of the lanes in mask; shuffle returns the value of lane `from`, vote the lanes whose value is not 0.
-uint64_t warp(unsigned mask, Operation operation, uint64_t value, int from);
+uint64_t warp(unsigned mask, Operation operation, Line line, uint64_t value, int from);
 int run(dim3 blocks, dim3 threads, size_t shared, void (*kernel)(const void *), const void *parameters);
 
-template <typename T> T shuffle(unsigned mask, T value, int from) {
+template <typename T> T shuffle(unsigned mask, Line line, T value, int from) {
     static_assert(sizeof(T) <= 8, "a shuffle moves 4 or 8 bytes");
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof value);
-    bits = warp(mask, SHUFFLE, bits, from);
+    bits = warp(mask, SHUFFLE, line, bits, from);
     memcpy(&value, &bits, sizeof value);
     return value;
 }
@@ -75,24 +77,29 @@ template <typename T> T shuffle(unsigned mask, T value, int from) {
 #define __syncthreads_or(predicate) (emulation::barrier_vote(__LINE__, (predicate) != 0) > 0)
 #define __syncthreads_count(predicate) emulation::barrier_vote(__LINE__, (predicate) != 0)
 
-inline void __syncwarp(unsigned mask = ~0u) { emulation::warp(mask, emulation::SYNC_WARP, 0, 0); }
-template <typename T> T __shfl_sync(unsigned mask, T value, int lane) { return emulation::shuffle(mask, value, lane & 31); }
-template <typename T> T __shfl_xor_sync(unsigned mask, T value, int bits) {
-    return emulation::shuffle(mask, value, (int)(threadIdx.x % 32) ^ bits);
+// Warp operations take the line they are called at, by a type that no number is taken for.
+#define AT emulation::Line line = emulation::Line(__builtin_LINE())
+inline void __syncwarp(unsigned mask = ~0u, AT) { emulation::warp(mask, emulation::SYNC_WARP, line, 0, 0); }
+template <typename T> T __shfl_sync(unsigned mask, T value, int lane, AT) {
+    return emulation::shuffle(mask, line, value, lane & 31);
 }
-template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+template <typename T> T __shfl_xor_sync(unsigned mask, T value, int bits, AT) {
+    return emulation::shuffle(mask, line, value, (int)(threadIdx.x % 32) ^ bits);
+}
+template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, AT) {
     int lane = (int)(threadIdx.x % 32);
-    return emulation::shuffle(mask, value, lane >= (int)delta ? lane - (int)delta : lane);
+    return emulation::shuffle(mask, line, value, lane >= (int)delta ? lane - (int)delta : lane);
 }
-template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, AT) {
     int lane = (int)(threadIdx.x % 32);
-    return emulation::shuffle(mask, value, lane + (int)delta < 32 ? lane + (int)delta : lane);
+    return emulation::shuffle(mask, line, value, lane + (int)delta < 32 ? lane + (int)delta : lane);
 }
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    return (unsigned)emulation::warp(mask, emulation::VOTE, predicate != 0, 0);
+inline unsigned __ballot_sync(unsigned mask, int predicate, AT) {
+    return (unsigned)emulation::warp(mask, emulation::VOTE, line, predicate != 0, 0);
 }
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+inline int __any_sync(unsigned mask, int predicate, AT) { return __ballot_sync(mask, predicate, line) != 0; }
+inline int __all_sync(unsigned mask, int predicate, AT) { return __ballot_sync(mask, !predicate, line) == 0; }
+#undef AT
 
 // Integers only: sums of floats in the order of arrival are not the same twice.
 template <typename T> T atomicAdd(T *address, T value) {
@@ -105,7 +112,12 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 
 // The run-time. A kernel that fails says so on stderr and ends the process: there is no way to go on from there.
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9, cudaErrorNoKernelImageForDevice = 209 };
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNoKernelImageForDevice = 209
+};
 typedef struct CUstream_st *cudaStream_t;
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;

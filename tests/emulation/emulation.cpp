@@ -8,7 +8,8 @@
 // Under ThreadSanitizer a switch orders nothing by itself; only barriers and __syncwarp do, as on a GPU. So a read of shared
 // memory that no barrier separates from the write is a race that it reports. Two variables stand for each barrier: threads
 // release "arrived", the scheduler turns it into "left" once all have arrived, and threads acquire that; with one variable a
-// thread that arrives early would be ordered after one that is late to leave.
+// thread that arrives early would be ordered after one that is late to leave. For __syncwarp the scheduler does so under a name
+// of the warp's own: what it learned from one warp it must not tell another.
 #include "cuda_runtime.h"
 
 #include <mutex>
@@ -70,10 +71,10 @@ struct Fiber {
     State state;
     unsigned thread;
     char *stack;
-    void *pointer;      // of its stack, while another runs
-    void *fake, *tsan;  // what the sanitizers know it by
-    int line;           // of the barrier
-    int said, answer;   // at a barrier that votes
+    void *pointer;     // of its stack, while another runs
+    void *fake, *tsan; // what the sanitizers know it by
+    int line;          // of the barrier or warp operation
+    int said, answer;  // at a barrier that votes
     unsigned mask, present;
     Operation operation;
     uint64_t value, values[LANES];
@@ -86,7 +87,7 @@ struct Order {
 
 Fiber fibers[1024];
 Fiber *current;
-void *main_pointer, *main_fake, *main_tsan;
+void *main_pointer, *main_fake, *main_tsan, *warp_tsan[LANES];
 const void *main_stack;
 size_t main_size;
 void (*kernel)(const void *);
@@ -137,7 +138,8 @@ void entry() {
 }
 
 void give_stack(Fiber *f) {
-    char *memory = (char *)mmap(nullptr, STACK + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *memory =
+        (char *)mmap(nullptr, STACK + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory, PAGE, PROT_NONE)) {
         fprintf(stderr, "CUDA emulation: no memory for a stack\n");
         abort();
@@ -155,6 +157,16 @@ void start(Fiber *f, int thread) {
     for (int r = 0; r < 6; r++) *--top = nullptr;
     f->pointer = top;
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(f->stack, STACK);
+}
+
+// What the lanes of a warp did before their __syncwarp comes before what they do after it.
+void order_warp(int number) {
+    if (!__tsan_switch_to_fiber) return;
+    if (!warp_tsan[number]) warp_tsan[number] = __tsan_create_fiber(0);
+    __tsan_switch_to_fiber(warp_tsan[number], 1);
+    acquire(&order_of.arrived_warp[number]);
+    release(&order_of.left_warp[number]);
+    __tsan_switch_to_fiber(main_tsan, 1);
 }
 
 unsigned random_below(unsigned n) {
@@ -182,7 +194,8 @@ bool complete_warp(int first) {
                 if (f->state == DONE) fail("a mask names a lane that has ended");
                 all_here &= f->state == AT_WARP;
                 if (f->state == AT_WARP && f->mask != mask) fail("lanes of one operation pass different masks");
-                if (f->state == AT_WARP && f->operation != leader->operation) fail("lanes are at different operations");
+                if (f->state == AT_WARP && (f->operation != leader->operation || f->line != leader->line))
+                    fail("lanes of one operation are at different ones");
             }
         waiting &= ~mask;
         if (!all_here) continue;
@@ -193,7 +206,7 @@ bool complete_warp(int first) {
                 f->present = mask;
                 f->state = READY;
             }
-        if (leader->operation == SYNC_WARP) acquire(&order_of.arrived_warp[first / LANES]), release(&order_of.left_warp[first / LANES]);
+        if (leader->operation == SYNC_WARP) order_warp(first / LANES);
         done = true;
     }
     return done;
@@ -263,13 +276,14 @@ int barrier_vote(int line, int predicate) {
 
 void barrier(int line) { (void)barrier_vote(line, 0); }
 
-uint64_t warp(unsigned mask, Operation operation, uint64_t value, int from) {
+uint64_t warp(unsigned mask, Operation operation, Line line, uint64_t value, int from) {
     Fiber *f = current;
     const int here = (int)f->thread % LANES, number = (int)f->thread / LANES;
     if (!(mask >> here & 1)) fail("a lane is not in the mask of its own operation");
     f->state = AT_WARP;
     f->mask = mask;
     f->operation = operation;
+    f->line = (int)line;
     f->value = value;
     if (operation == SYNC_WARP) release(&order_of.arrived_warp[number]);
     to_scheduler();
@@ -279,8 +293,9 @@ uint64_t warp(unsigned mask, Operation operation, uint64_t value, int from) {
         for (int i = 0; i < LANES; i++) yes |= (uint64_t)((f->present >> i & 1) && f->values[i]) << i;
         return yes;
     }
-    if (!(f->present >> from & 1)) fail("a shuffle reads a lane that its mask does not name");
-    return f->values[operation == SHUFFLE ? from : here];
+    if (operation == SYNC_WARP) return 0;
+    if (from < 0 || from >= LANES || !(f->present >> from & 1)) fail("a shuffle reads a lane that its mask does not name");
+    return f->values[from];
 }
 
 int run(dim3 blocks, dim3 threads, size_t shared, void (*body)(const void *), const void *job) {
