@@ -1,13 +1,14 @@
 """The README's section about GPUs is what tests/gpu/table.py draws from the committed results, and draws them truly."""
 
-import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gpu import table
 
 ROOT = Path(__file__).parents[1]
-RESULT = {
+RESULT: dict[str, Any] = {
     "card": {"name": "Fake 9000", "driver": "1.2"},
     "torch": "2.11.0+cu130",
     "mdps": "0.1.0",
@@ -40,33 +41,25 @@ RESULT = {
                 {"name": "two_filter_log_prob", "ok": None, "B": 1, "N": 10_000, "call_us": 1.0, "both_us": 1.0},
             ],
         },
-        "compiled": {"ok": True, "rows": [{"name": "compiled", "ok": None, "B": 1, "N": 10_000, "call_us": 1050.0, "both_us": 1e4}]},
+        "compiled": {"ok": True, "rows": [{"name": "compiled", "B": 1, "N": 10_000, "call_us": 1050.0, "both_us": 1e4}]},
         "keops": {"ok": True, "rows": [{"name": "keops", "ok": None, "note": "pykeops is not installed"}]},
         "filter": {"ok": True, "rows": [{"name": "filter step", "ok": True, "device_us": 41.26, "call_us": 512.3}]},
     },
 }  # fmt: skip
 
 
-@pytest.fixture
-def table():
-    specification = importlib.util.spec_from_file_location("gpu_table", ROOT / "tests/gpu/table.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_the_readme_has_what_the_results_say(table):
+def test_the_readme_has_what_the_results_say():
     readme = (ROOT / "README.md").read_text()
     assert readme == table.replaced(readme, table.section(ROOT / "tests/gpu/results"))
 
 
-def test_without_a_result_there_is_no_number(table, tmp_path):
+def test_without_a_result_there_is_no_number(tmp_path):
     text = table.section(tmp_path)
     assert text == table.NOTHING and "`bash tests/gpu/check.sh`" in text
     assert (ROOT / "tests/gpu/check.sh").exists()
 
 
-def test_a_result_is_drawn(table, tmp_path):
+def test_a_result_is_drawn(tmp_path):
     (tmp_path / "Fake_9000.json").write_text(json.dumps(RESULT))
     text = table.section(tmp_path)
     assert "**Fake 9000**, driver 1.2, torch 2.11.0+cu130, mdps 0.1.0 (abcdef), 2026-11-28: all checks" in text
@@ -77,14 +70,14 @@ def test_a_result_is_drawn(table, tmp_path):
     assert "| filter step | 41.3 | 512 |\n" in text
 
 
-def test_a_failure_is_said(table, tmp_path):
+def test_a_failure_is_said(tmp_path):
     stages = {**RESULT["stages"], "errors": {"ok": False, "rows": [], "error": "stopped after 60 s"}}
     (tmp_path / "Fake_9000.json").write_text(json.dumps({**RESULT, "passed": False, "stages": stages}))
     text = table.section(tmp_path)
     assert "2026-11-28: errors failed or did not end." in text and "passed" not in text
 
 
-def test_the_readme_is_written(table, tmp_path, capsys):
+def test_the_readme_is_written(tmp_path, capsys):
     (tmp_path / "README.md").write_text(f"before\n{table.BEGIN}old\n{table.END}after\n")
     (tmp_path / "results").mkdir()
     assert table.main(tmp_path / "results", tmp_path / "README.md") == 0

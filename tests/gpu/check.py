@@ -19,7 +19,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,6 @@ class Plan:
     parameter: str | None = None
 
     def stage(self) -> Callable[[Any], Iterable[dict[str, Any]]]:
-        from importlib import import_module
-
         module, name = self.function.split(".")
         function = getattr(import_module(f"gpu.{module}"), name)
         return function if self.parameter is None else function(self.parameter)
@@ -50,11 +50,11 @@ class Plan:
 
 def plans() -> dict[str, Plan]:
     """All stages, in the order in which they begin: first what takes long, and what measures last."""
-    stems = sorted(p.stem.removeprefix("test_") for p in HERE.parent.glob("test_*.py") if "\nCASES = [" in p.read_text())
+    stems = sorted(p.stem[5:] for p in HERE.parent.glob("test_*.py") if "\nTestOperator = " in p.read_text())
     return {
         "memcheck": Plan("correctness.sanitizer", 150, parameter="memcheck"),
         "racecheck": Plan("correctness.sanitizer", 150, parameter="racecheck"),
-        "parity": Plan("correctness.parity", 120),
+        "parity": Plan("correctness.same_as_cpu", 120),
         **{f"derivatives of {stem}": Plan("correctness.derivatives", 120, parameter=stem) for stem in stems},
         "same bits": Plan("correctness.same_bits", 90),
         "errors": Plan("correctness.errors", 60),
@@ -84,8 +84,13 @@ def describe(device: str) -> dict[str, Any]:
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU here")
     p = torch.cuda.get_device_properties(0)
-    card = {"name": p.name, "sms": p.multi_processor_count, "memory_gb": round(p.total_memory / 1e9, 1), "uuid": f"GPU-{p.uuid}"}
-    query = ["nvidia-smi", "-i", card["uuid"], "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader,nounits"]
+    card = {
+        "name": p.name,
+        "sms": p.multi_processor_count,
+        "memory_gb": round(p.total_memory / 1e9, 1),
+        "uuid": f"GPU-{p.uuid}",
+    }
+    query = ["nvidia-smi", "-i", f"GPU-{p.uuid}", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
         driver, clock = done.stdout.strip().split(", ")
@@ -112,6 +117,20 @@ def versions(device: str) -> dict[str, str]:
         "built_with_cuda": info["cuda"],
         "built_for": info["cuda_architectures"],
         "build_seconds": os.environ.get("MDPS_BUILD_SECONDS", "unknown"),
+    }
+
+
+def limits(card: dict[str, Any]) -> dict[str, Any]:
+    """What results are held to, and what it comes from."""
+    from gpu import correctness, filter, speed
+
+    return {
+        "pairs_share": speed.PAIRS_TARGET,
+        "instructions_a_pair": speed.INSTRUCTIONS,
+        "pairs_per_s_at_most": {w: speed.pairs_limit(w, card["sms"], card["clock_mhz_most"]) for w in speed.INSTRUCTIONS},
+        "operator_us": speed.OPERATOR_TARGET_US,
+        "filter_step_us": filter.STEP_TARGET_US,
+        "memory_rows": correctness.ROWS_BOUND,
     }
 
 
@@ -161,7 +180,8 @@ class Running:
         late = status is None and took > self.seconds
         if late:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
         result = {"ok": None, "rows": found["rows"], "error": found.get("error")}
         if status is None and not late:
             return result
@@ -180,12 +200,13 @@ class Check:
     def __init__(self, device: str, seconds: float, names: list[str], out: Path) -> None:
         self.device, self.names = device, names
         self.end = time.monotonic() + seconds
-        card = self.ask("describe")
-        self.card = {k: v for k, v in card.items() if k != "versions"}
-        self.path = out / (re.sub(r"[^\w.-]+", "_", card["name"]) + ".json")
+        found = self.ask("describe")
+        self.card = found["card"]
+        self.path = out / (re.sub(r"[^\w.-]+", "_", self.card["name"]) + ".json")
         self.result: dict[str, Any] = {
             "card": {k: v for k, v in self.card.items() if k != "uuid"},
-            **card["versions"],
+            **found["versions"],
+            "limits": found["limits"],
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
             "passed": None,
             "stages": {},
@@ -216,7 +237,7 @@ class Check:
 
     def run_several(self, names: list[str], all_plans: dict[str, Plan], folder: Path, most: int) -> None:
         """Run stages, `most` at a time."""
-        waiting, running = list(names), []
+        waiting, running = list(names), list[Running]()
         while waiting or running:
             while waiting and len(running) < most:
                 name, left = waiting.pop(0), self.end - time.monotonic()
@@ -268,7 +289,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--card", type=json.loads, default={}, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.stage == "describe":
-        print(json.dumps({**describe(given.device), "versions": versions(given.device)}))
+        card = describe(given.device)
+        print(json.dumps({"card": card, "versions": versions(given.device), "limits": limits(card)}))
         return 0
     if given.stage:
         plan = SMALL if given.stage == "small" else known[given.stage]

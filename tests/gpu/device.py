@@ -47,6 +47,12 @@ def attempt(name: str, check: Callable[[], Row | None]) -> Row:
         return {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}"[:600]}
 
 
+def offer(name: str, measure: Callable[[], Row]) -> Row:
+    """A row about what others offer, of which nothing is asked: a failure is a note."""
+    row = attempt(name, measure)
+    return row if row["ok"] is not False else {"name": name, "ok": None, "note": row["error"]}
+
+
 def capture(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """The replay of a CUDA graph of this call, and the tensors that a replay fills."""
     side = torch.cuda.Stream()
@@ -66,7 +72,7 @@ def device_seconds(call: Callable[[], Any], run: Run, least: float = 0.02) -> fl
     if not run.on_gpu:
         return call_seconds(call, run, least)
     call()
-    once = _elapsed(call, 1)
+    once = max(_elapsed(call, 1), 1e-7)
     if once > 0.2:
         return once
     copies = max(1, min(50, int(5e-3 / once)))
@@ -77,7 +83,7 @@ def device_seconds(call: Callable[[], Any], run: Run, least: float = 0.02) -> fl
 
     replay, _ = capture(several)
     replay()
-    replays = max(1, int(least / _elapsed(replay, 1)))
+    replays = max(1, int(least / max(_elapsed(replay, 1), 1e-7)))
     return statistics.median(_elapsed(replay, replays) for _ in range(5)) / copies
 
 

@@ -23,9 +23,14 @@ class Inputs:
         space = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            bandwidths = {"posterior_bandwidth": (2.0, 2.0, 0.17), "resampling_bandwidth": (0.75, 0.75, 0.17)}
-            networks = ResidualDynamics(), PoseLikelihood(ObservationEncoder())
-            self.filter = mdps.MixtureDensityParticleFilter(space, *networks, N, **bandwidths).to(device)
+            self.filter = mdps.MixtureDensityParticleFilter(
+                space,
+                ResidualDynamics(),
+                PoseLikelihood(ObservationEncoder()),
+                N,
+                posterior_bandwidth=(2.0, 2.0, 0.17),
+                resampling_bandwidth=(0.75, 0.75, 0.17),
+            ).to(device)
         self.truth = (3 * torch.randn(B, T, 3, generator=g)).to(device)
         self.observations = torch.randn(B, T, generator=g).to(device)
         self.initial = self.truth[:, :1] + torch.randn(B, N, 3, generator=g).to(device)
@@ -65,6 +70,29 @@ def stage(run: Run) -> Iterator[Row]:
     yield attempt("filter, 50 steps, replay equals eager", lambda: _replay(inputs.sequence, inputs, exact=True))
     yield attempt("training step, replay equals eager", lambda: _replay(inputs.training_step, inputs, exact=False))
     yield attempt("training step", lambda: _measure(inputs.training_step, run))
+    yield _kernels("filter step, kernels", lambda: inputs.step(state))
+    yield _kernels("training step, kernels", inputs.training_step)
+
+
+def _kernels(name: str, call: Callable[[], Any]) -> Row:
+    """What the device does in one call, by torch's profiler: how many kernels, and those that take longest."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        found = [
+            (e.self_device_time_total, e.count, e.key[:80]) for e in profile.key_averages() if e.self_device_time_total > 0
+        ]
+    except Exception as error:
+        return {"name": name, "ok": None, "note": f"no profile: {error}"[:300]}
+    longest = [{"us": us, "calls": n, "kernel": kernel} for us, n, kernel in sorted(found, reverse=True)[:25]]
+    return {
+        "name": name,
+        "ok": None,
+        "kernels": sum(n for _, n, _ in found),
+        "us": sum(us for us, _, _ in found),
+        "longest": longest,
+    }
 
 
 def _measure(call: Callable[[], Any], run: Run, target_us: float | None = None) -> Row:
@@ -79,14 +107,14 @@ def _replay(call: Callable[[], tuple[Tensor, ...]], inputs: Inputs, exact: bool)
     Not `exact`: gradients of torch's own operators are sums in any order.
     """
     replay, out = capture(call)
-    before, tolerance = inputs.seeds.clone(), {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-3, "atol": 1e-5}
+    before, (rtol, atol) = inputs.seeds.clone(), (0.0, 0.0) if exact else (1e-3, 1e-5)
     seen: list[Tensor] = []
     for seed in (11, 12, 13):
         inputs.seeds.copy_(ops.make_seed(torch.Generator().manual_seed(seed), batch=B))
         replay()
         got = [o.clone() for o in out]
         for g, w in zip(got, call(), strict=True):
-            torch.testing.assert_close(g, w, **tolerance)
+            torch.testing.assert_close(g, w, rtol=rtol, atol=atol)
         assert all(not torch.equal(got[0], other) for other in seen), "the replay has the numbers of another seed"
         seen.append(got[0])
     inputs.seeds.copy_(before)

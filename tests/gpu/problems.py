@@ -59,7 +59,6 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
     bandwidths = torch.tensor([0.7, 0.7, 0.2], device=device, dtype=dtype)
     x, means, others = 5 * normal(B, N, 3), 5 * normal(B, N, 3), 5 * normal(B, N, 3)
     weights = 0.4 * normal(n_parameters(SMOOTHER, 4, 2, 8))
-    pose = {"n_angular": 1}
     mixture = means, logs, bandwidths
 
     def draw(f: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
@@ -71,12 +70,12 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
             Problem(f"resample, {s}", lambda *a, s=s: ops.resample(*a, scheme=s), (logs, seed))
             for s in ("stratified", "systematic", "multinomial", "residual")
         ),
-        Problem("mixture_resample", lambda *a: ops.mixture_resample(*a, **pose), (*mixture, seed)),
-        Problem("mixture_log_prob", lambda *a: ops.mixture_log_prob(*a, **pose), (x, *mixture), (0, 1, 2, 3), B * N * N),
-        Problem("iwsg_log_weights", lambda *a: ops.iwsg_log_weights(*a, **pose), (x, *mixture), (1, 2, 3), B * N * N),
+        Problem("mixture_resample", lambda *a: ops.mixture_resample(*a, n_angular=1), (*mixture, seed)),
+        Problem("mixture_log_prob", lambda *a: ops.mixture_log_prob(*a, n_angular=1), (x, *mixture), (0, 1, 2, 3), B * N * N),
+        Problem("iwsg_log_weights", lambda *a: ops.iwsg_log_weights(*a, n_angular=1), (x, *mixture), (1, 2, 3), B * N * N),
         Problem(
             "two_filter_log_prob",
-            lambda *a: ops.two_filter_log_prob(*a, **pose),
+            lambda *a: ops.two_filter_log_prob(*a, n_angular=1),
             (x, *mixture, others, logs.flip(1), bandwidths),
             (0, 1, 2, 3, 4, 5, 6),
             2 * B * N * N,

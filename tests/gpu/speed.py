@@ -13,7 +13,7 @@ import torch
 from bench.mixture_log_prob import clamped_form
 from torch import Tensor
 
-from gpu.device import Row, Run, attempt, call_seconds, device_seconds
+from gpu.device import Row, Run, attempt, call_seconds, device_seconds, offer
 from gpu.problems import Problem, mixture_problem, problems
 from mdps import ops
 
@@ -32,6 +32,11 @@ MOST_SECONDS = 2.0
 """Calls that would take longer are not made."""
 MOST_PAIRS_IN_TORCH = 1.1e8
 """In plain PyTorch a pair needs memory."""
+
+
+def pairs_limit(way: str, sms: int, clock_mhz: float) -> float:
+    """The pairs a second whose instructions the card can issue."""
+    return sms * clock_mhz * 1e6 * LANES / INSTRUCTIONS[way]
 
 
 def sizes_of(run: Run) -> list[tuple[int, int]]:
@@ -70,7 +75,7 @@ def torch_eager(run: Run) -> Iterator[Row]:
     for B, N in [*sizes_of(run), *([(1, 10_000)] if run.on_gpu else [])]:
         for problem in problems(B, N, run.device):
             if problem.pairs <= 2 * MOST_PAIRS_IN_TORCH and (N != 10_000 or problem.name == "mixture_log_prob"):
-                yield attempt(problem.name, lambda: _reference(problem, B, N, run))
+                yield offer(problem.name, lambda: _reference(problem, B, N, run))
 
 
 def _reference(problem: Problem, B: int, N: int, run: Run) -> Row:
@@ -112,8 +117,8 @@ def _pairs(N: int, run: Run) -> Row:
         if not run.on_gpu:
             continue
         clock = (seconds > 1e-3 and clock_under_load(call, seconds, run)) or run.card["clock_mhz_most"]
-        limit = run.card["sms"] * clock * 1e6 * LANES / INSTRUCTIONS[way]
-        row[f"{way}_clock_mhz"], row[f"{way}_share"] = clock, N * N / seconds / limit
+        row[f"{way}_clock_mhz"] = clock
+        row[f"{way}_share"] = N * N / seconds / pairs_limit(way, run.card["sms"], clock)
     if run.on_gpu and N >= 100_000:
         row |= {"target": PAIRS_TARGET, "ok": row["forward_share"] >= PAIRS_TARGET}
     return row
@@ -144,7 +149,7 @@ def clock_under_load(call: Callable[[], Any], seconds: float, run: Run) -> float
 def compiled(run: Run) -> Iterator[Row]:
     """torch.compile of mixture_log_prob as one writes it in torch, exponents clamped."""
     for B, N in [PAPER_SIZE, (32, 1000), (1, 10_000)] if run.on_gpu else [(2, 16)]:
-        yield attempt("compiled", lambda: _compiled(B, N, run))
+        yield offer("compiled", lambda: _compiled(B, N, run))
 
 
 def _compiled(B: int, N: int, run: Run) -> Row:
@@ -166,7 +171,7 @@ def keops(run: Run) -> Iterator[Row]:
         yield {"name": "keops", "ok": None, "note": "pykeops is not installed"}
         return
     for N in [1000, 10_000, 100_000] if run.on_gpu else [100]:
-        yield attempt("keops", lambda: _keops(N, run))
+        yield offer("keops", lambda: _keops(N, run))
 
 
 def _keops(N: int, run: Run) -> Row:

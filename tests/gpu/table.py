@@ -51,8 +51,8 @@ def pairs(stages: Json) -> str:
         for stage in ("torch", "compiled", "keops")
     ]
     text = (
-        "`mixture_log_prob`, N queries and N poses, float32: milliseconds on the device, the share of the pairs that the card can\n"
-        "issue, and how many times as long as ours others take for a call, forward / forward and backward.\n\n"
+        "`mixture_log_prob`, N queries and N poses, float32: milliseconds on the device, the share of the pairs that the card\n"
+        "can issue, and how many times as long as ours others take for a call, forward / forward and backward.\n\n"
         "| N | forward | of the limit | backward | of the limit | torch | `torch.compile`, clamped | KeOps |\n"
         "|---|---|---|---|---|---|---|---|\n"
     )
@@ -71,8 +71,8 @@ def operators(stages: Json) -> str:
     if not found:
         return ""
     text = (
-        "Every operator, float32: microseconds on the device, and how many times as long as ours a call of the same in plain torch\n"
-        "takes, forward / forward and backward.\n\n"
+        "Every operator, float32: microseconds on the device, and how many times as long as ours a call of the same in plain\n"
+        "torch takes, forward / forward and backward.\n\n"
         "| operator | 32 x 50: forward | backward | torch | 1 x 1,000,000: forward | backward | torch |\n"
         "|---|---|---|---|---|---|---|\n"
     )
