@@ -111,5 +111,5 @@ def call_seconds(call: Callable[[], Any], run: Run, least: float = 0.02) -> floa
         return (time.perf_counter() - start) / n
 
     seconds(1)
-    once = seconds(1)
+    once, least = seconds(1), least if run.on_gpu else 1e-3
     return once if once > 0.2 else min(seconds(max(1, int(least / once))) for _ in range(3))
