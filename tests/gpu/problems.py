@@ -95,9 +95,9 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
     ]
 
 
-def mixture_problem(N: int, device: str) -> tuple[Tensor, ...]:
-    """N queries and N poses in a 20 m box, bandwidths of 0.7 m and 0.2 rad: most pairs underflow, as a filter's do."""
+def mixture_problem(N: int, device: str, heading: float = 0.2) -> tuple[Tensor, ...]:
+    """N queries and N poses in a 20 m box, bandwidths of 0.7 m and in heading: most pairs underflow, as a filter's do."""
     g = torch.Generator().manual_seed(0)
     x, means = (torch.rand(1, N, 3, generator=g) * 20 for _ in range(2))
-    args = x, means, torch.full((1, N), -math.log(N)), torch.tensor([0.7, 0.7, 0.2])
+    args = x, means, torch.full((1, N), -math.log(N)), torch.tensor([0.7, 0.7, heading])
     return tuple(a.to(device) for a in args)

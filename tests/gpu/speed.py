@@ -21,9 +21,10 @@ OPERATOR_TARGET_US = 8.0
 """Most device time of any operator, forward and backward, at the paper's size."""
 PAPER_SIZE = (32, 50)
 PAIRS_TARGET = 0.75
-"""Least share of the issue limit that mixture_log_prob reaches forward, from 1e5 queries and components on."""
-INSTRUCTIONS = {"forward": 9.31, "backward": 30.6}
-"""Machine instructions a pair of two linear dimensions and an angle: the fewest known, counted in code for sm_90."""
+"""Least share of the issue limit that mixture_log_prob reaches forward, broad or not, from 1e5 queries and components on."""
+INSTRUCTIONS = {"forward": 9.31, "broad": 8.31, "backward": 30.6}
+"""Machine instructions a pair of two linear dimensions and an angle: the fewest known, counted in code for sm_90. broad: forward
+with headings whose concentration is at most 16, where one instruction less is exact enough."""
 LANES = 128
 """Instructions (of 32 lanes each, 4 a clock) that an SM issues a clock, in lanes."""
 SIZES = [PAPER_SIZE, (32, 1000), (1, 100_000), (1, 1_000_000)]
@@ -102,10 +103,11 @@ def pairs(run: Run) -> Iterator[Row]:
 
 
 def _pairs(N: int, run: Run) -> Row:
-    args = mixture_problem(N, run.device)
+    args, broad = mixture_problem(N, run.device), mixture_problem(N, run.device, heading=0.3)
     grad, log2_sum = torch.ones(1, N, device=run.device), torch.ops.mdps.mixture_log_prob(*args, 1)[1]
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: torch.ops.mdps.mixture_log_prob(*args, 1),
+        "broad": lambda: torch.ops.mdps.mixture_log_prob(*broad, 1),
         "backward": lambda: torch.ops.mdps.mixture_log_prob_backward(grad, *args, log2_sum, 1),
     }
     row: Row = {"ok": None, "N": N}
@@ -120,7 +122,7 @@ def _pairs(N: int, run: Run) -> Row:
         row[f"{way}_clock_mhz"] = clock
         row[f"{way}_share"] = N * N / seconds / pairs_limit(way, run.card["sms"], clock)
     if run.on_gpu and N >= 100_000:
-        row |= {"target": PAIRS_TARGET, "ok": row["forward_share"] >= PAIRS_TARGET}
+        row |= {"target": PAIRS_TARGET, "ok": min(row["forward_share"], row["broad_share"]) >= PAIRS_TARGET}
     return row
 
 
