@@ -21,6 +21,7 @@ if [ -z "${MDPS_COMMIT:-}" ]; then
     [ -z "$(git status --porcelain -- . ':!tests/gpu/results' 2> /dev/null)" ] || MDPS_COMMIT="$MDPS_COMMIT, edited"
 fi
 export MDPS_COMMIT
+export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:-} --threads 4" # the architectures of a file at once
 
 echo "check: building with $(nvcc --version | tail -n 1)"
 if ! "$python" -m pip install --no-build-isolation --no-deps --no-index --no-cache-dir --disable-pip-version-check \

@@ -23,8 +23,8 @@ PAPER_SIZE = (32, 50)
 PAIRS_TARGET = 0.75
 """Least share of the issue limit that mixture_log_prob reaches forward, broad or not, from 1e5 queries and components on."""
 INSTRUCTIONS = {"forward": 9.31, "broad": 8.31, "backward": 30.6}
-"""Machine instructions a pair of two linear dimensions and an angle: the fewest known, counted in code for sm_90. broad: forward
-with headings whose concentration is at most 16, where one instruction less is exact enough."""
+"""Machine instructions a pair of two linear dimensions and an angle: the fewest known, counted in code for sm_90. broad:
+forward with headings whose concentration is at most 16, where one instruction less is exact enough."""
 LANES = 128
 """Instructions (of 32 lanes each, 4 a clock) that an SM issues a clock, in lanes."""
 SIZES = [PAPER_SIZE, (32, 1000), (1, 100_000), (1, 1_000_000)]
