@@ -22,7 +22,7 @@ from mdps import ops
 RUNS = 20
 WRONG = 1e30
 """The error of what has to be equal and is not."""
-ROWS_BOUND = 40
+ROWS_BOUND = 16
 """Most memory of mixture_log_prob with its gradients, in rows of D numbers for each of the M queries and N components."""
 
 
@@ -109,7 +109,7 @@ def _bits(out: object) -> list[Tensor]:
 
 
 def memory(run: Run) -> Iterator[Row]:
-    """Peak memory of mixture_log_prob with all gradients: O(M + N), with a bound, and twice as much for twice the size."""
+    """Peak memory of mixture_log_prob with all gradients: O(M + N), with a bound, and about twice for twice the size."""
     if not run.on_gpu:
         yield {"name": "mixture_log_prob", "ok": None, "note": "on a GPU alone"}
         return
@@ -123,7 +123,7 @@ def memory(run: Run) -> Iterator[Row]:
         "target": ROWS_BOUND,
     }
     growth = peaks[100_000] / peaks[50_000]
-    yield {"name": "growth from M = N = 50,000 to 100,000", "ok": growth <= 2.2, "value": growth, "target": 2.2}
+    yield {"name": "growth from M = N = 50,000 to 100,000", "ok": growth <= 2.5, "value": growth, "target": 2.5}
 
 
 def _peak(N: int, run: Run) -> int:
