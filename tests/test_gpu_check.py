@@ -1,5 +1,6 @@
 """tests/gpu/check.py without a GPU: its stages run through, and what happens to a stage that fails, hangs or crashes."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu import check, correctness, speed
+from gpu import check, correctness, device, filter, speed
 from gpu.device import Run
 from gpu.filter import Inputs
 from gpu.problems import problems
@@ -124,10 +125,92 @@ def test_sanitizer(status, log, ok, tmp_path, monkeypatch):
 
 
 def test_clock_under_load(tmp_path, monkeypatch):
-    program(tmp_path, "nvidia-smi", "while True:\n    print(1755, flush=True)\n    time.sleep(0.01)")
+    program(tmp_path, "nvidia-smi", "time.sleep(0.01)\nprint(1755)")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     run = Run("cuda", time.monotonic() + 60, {"uuid": "GPU-0"})
     assert speed.clock_under_load(lambda: time.sleep(0.01), 0.01, run) == 1755
     monkeypatch.setenv("PATH", "/nonexistent")
     assert speed.clock_under_load(lambda: None, 0.01, run) is None
+
+
+class Pretended(Run):
+    """The CPU, taken for a GPU."""
+
+    on_gpu = True
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.time - self.time)
+
+
+class Stream:
+    def wait_stream(self, other):
+        assert isinstance(other, Stream)
+
+
+class Graph:
+    replays = 0
+
+    def replay(self):
+        Graph.replays += 1
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """What of torch.cuda the stages use, on the CPU; a graph's replay does nothing."""
+    fakes = {
+        "Event": Event, "Stream": Stream, "CUDAGraph": Graph, "current_stream": Stream, "synchronize": lambda: None,
+        "stream": contextlib.nullcontext, "graph": contextlib.nullcontext, "reset_peak_memory_stats": lambda: None,
+        "memory_allocated": lambda: 10_000, "max_memory_allocated": lambda: 50_000,
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return Pretended("cpu", time.monotonic() + 60, {"sms": 132, "clock_mhz_most": 1980.0, "uuid": "GPU-0"})
+
+
+def test_measurements_of_a_gpu(pretended, monkeypatch):
+    """What no run on the CPU comes to: graphs, shares of the limit, targets."""
+    monkeypatch.setattr(speed, "SIZES", [speed.PAPER_SIZE])
+    monkeypatch.setattr(speed, "PAIR_SIZES", [100, 100_000])
+    monkeypatch.setattr(speed, "mixture_problem", lambda n, d, heading=0.2: problem_of(min(n, 200), d, heading))
+    monkeypatch.setattr(speed, "OPERATOR_TARGET_US", 1e9)
+    problem_of = correctness.mixture_problem
+    rows = list(speed.operators(pretended))
+    assert all(r["ok"] is True and r["target_us"] == 1e9 for r in rows) and Graph.replays > 0
+    small, large = speed.pairs(pretended)
+    assert small["ok"] is None and large["ok"] in (True, False) and large["target"] == speed.PAIRS_TARGET
+    limit = 132 * 1980e6 * 128 / 9.31
+    assert large["forward_share"] == pytest.approx(1e10 / (1e-3 * large["forward_ms"]) / limit)
+    assert correctness._peak(100, pretended) == 40_000 + 100 * 7 * 4 + 12
+    assert correctness._repeat(lambda: torch.tensor(torch.nan), pretended) == {"ok": True, "runs": 20, "other": 0}
+    numbers = iter(range(20))
+    assert correctness._repeat(lambda: torch.tensor(next(numbers)), pretended)["other"] == 19
+
+
+def test_filter_stage(pretended, monkeypatch):
+    def capture(call):
+        out = call()
+        return lambda: [o.copy_(new) for o, new in zip(out, call())], out
+
+    monkeypatch.setattr(filter, "capture", capture)
+    monkeypatch.setattr(filter, "STEP_TARGET_US", 1e9)
+    monkeypatch.setattr(filter, "T", 4)
+    monkeypatch.setattr(device, "capture", lambda call: (call, None))
+    rows = {r["name"]: r for r in filter.stage(pretended)}
+    assert all(r["ok"] is True for name, r in rows.items() if "replay" in name or name == "filter step"), rows
+    assert all(r["ok"] is not False for r in rows.values()) and len(rows) == 8
+    inputs = filter.Inputs("cpu")
+    monkeypatch.setattr(filter, "capture", lambda call: (lambda: None, call()))
+    with pytest.raises(AssertionError):  # a replay that keeps the first seed
+        filter._replay(inputs.sequence, inputs, exact=True)

@@ -98,7 +98,7 @@ def _kernels(name: str, call: Callable[[], Any]) -> Row:
 def _measure(call: Callable[[], Any], run: Run, target_us: float | None = None) -> Row:
     device_us, call_us = 1e6 * device_seconds(call, run), 1e6 * call_seconds(call, run, 0.2)
     ok = None if target_us is None else device_us <= target_us
-    return {"ok": ok, "B": B, "N": N, "device_us": device_us, "call_us": call_us, "target_us": target_us}
+    return {"ok": ok, "B": B, "N": N, "T": T, "device_us": device_us, "call_us": call_us, "target_us": target_us}
 
 
 def _replay(call: Callable[[], tuple[Tensor, ...]], inputs: Inputs, exact: bool) -> Row:

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,7 +103,8 @@ def pairs(run: Run) -> Iterator[Row]:
 
 def _pairs(N: int, run: Run) -> Row:
     args, broad = mixture_problem(N, run.device), mixture_problem(N, run.device, heading=0.3)
-    grad, log2_sum = torch.ones(1, N, device=run.device), torch.ops.mdps.mixture_log_prob(*args, 1)[1]
+    log2_sum = torch.ops.mdps.mixture_log_prob(*args, 1)[1]
+    grad = torch.ones_like(log2_sum)
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: torch.ops.mdps.mixture_log_prob(*args, 1),
         "broad": lambda: torch.ops.mdps.mixture_log_prob(*broad, 1),
@@ -128,24 +128,22 @@ def _pairs(N: int, run: Run) -> Row:
 
 def clock_under_load(call: Callable[[], Any], seconds: float, run: Run) -> float | None:
     """SM clock in MHz while the device does nothing but this call: the median of nvidia-smi's readings."""
-    command = ["nvidia-smi", "-i", run.card["uuid"], "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "50"]
-    batch, end = max(1, int(0.05 / seconds)), time.monotonic() + 3
-    with tempfile.NamedTemporaryFile("r") as file, open(file.name, "w") as writer:
+    command = ["nvidia-smi", "-i", run.card["uuid"], "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    batch, end = max(1, int(0.02 / seconds)), time.monotonic() + 3
+    readings: list[float] = []
+    while len(readings) < 4 and time.monotonic() < end:
         try:
-            reader = subprocess.Popen(command, stdout=writer)
+            reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         except OSError:
             return None
-        readings: list[str] = []
-        while len(readings) < 10 and time.monotonic() < end:
+        while reader.poll() is None and time.monotonic() < end + 3:
             for _ in range(batch):
                 call()
             torch.cuda.synchronize()
-            file.seek(0)
-            readings = file.read().split()
         reader.kill()
-        reader.wait()
-    numbers = [float(x) for x in readings[1:] if x.isdigit()]
-    return statistics.median(numbers) if numbers else None
+        text = reader.communicate()[0].strip()
+        readings += [float(text)] if text.isdigit() else []
+    return statistics.median(readings[1:]) if len(readings) > 1 else None
 
 
 def compiled(run: Run) -> Iterator[Row]:
