@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 # For `gpu`, `table` and the test files; not this folder, whose table.py is another one.
 sys.path[:] = [str(HERE.parent), *(p for p in sys.path if p != str(HERE))]
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's matrix products have the same bits on every stream
 TOGETHER = 8
 """Stages that do not measure time run so many at a time."""
 
