@@ -25,7 +25,7 @@ DRAWS = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of normal deviates in standard deviations, of angles in radians: both come from the same words."""
 
 SAVED = {"mixture_log_prob": (1,), "two_filter_log_prob": (3, 4)}
-"""Outputs that nobody sees: log2_sum also says which pass computed it, and the two do not choose alike. Backward takes either."""
+"""Outputs that nobody sees: log2_sum also says which pass made it, and the two do not choose alike. Backward takes either."""
 
 
 class Call(NamedTuple):
