@@ -49,8 +49,7 @@ static int64_t rows_per_task(const MixtureLogProb *p) { return 1 + 4096 / (p->M 
 void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p) {
     take_scratch(call, x, p, 0);
     run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
-    run(call, x, KERNELS(mixture_log_prob), p, p->B * mixture_tiles(p),
-        1 + PAIRS_PER_TASK / (MIXTURE_TILE * (p->N + 1)));
+    run(call, x, KERNELS(mixture_log_prob), p, p->B * mixture_tiles(p), 1 + PAIRS_PER_TASK / (MIXTURE_TILE * (p->N + 1)));
 }
 
 Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureLogProb *p, bool prepared) {

@@ -29,6 +29,11 @@ template <int G, int A> struct Features {
     static constexpr int n = G == ANY ? 2 * MIXTURE_MAX_D : G + 2 * A;
 };
 
+/* Components or queries a turn of the loops over pairs. */
+template <int G> struct Turn {
+    static constexpr int n = G == ANY ? 4 : MDPS_UNROLL;
+};
+
 /* 2^a; below the normal numbers 0. */
 DEVICE float exp2_pair(float a) {
 #ifdef __CUDA_ARCH__

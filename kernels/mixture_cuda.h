@@ -64,7 +64,8 @@ INLINE void *mixture_place(char **at, int64_t bytes) {
 /* Fills in the plan of the forward or backward pass, with p->scratch as its memory; returns the bytes that it takes. */
 INLINE int64_t mixture_plan(MixturePlan *plan, const MixtureLogProb *p, int is_double, int backward) {
     const int64_t real = is_double ? 8 : 4, D = p->G + p->A;
-    const bool is_special = p->G + p->A <= 3 && p->G > 1; /* has kernels of its own, with registers for several items */
+    const bool is_pose = p->G == 2 && p->A == 1; /* these have kernels of their own, with registers for several items */
+    const bool is_special = is_pose || (!is_double && p->A == 0 && (p->G == 2 || p->G == 3));
     const int64_t many = !is_special ? 1 : is_double ? 2 : 4;
     char *start = (char *)p->scratch, *at = start;
     plan->p = *p;

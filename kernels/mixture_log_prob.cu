@@ -102,12 +102,14 @@ template <int G, int A> static int FN(launch_special)(const MixturePlan &plan, v
 
 static int FN(launch_forward)(const MixturePlan &plan, void *stream) {
     const MixtureLogProb &p = plan.p;
+    /* Float alone: the two calls below name kernels of double that are there anyway. */
+    const bool is_plane = !IS_DOUBLE && p.G == 2 && p.A == 0, is_space = !IS_DOUBLE && p.G == 3 && p.A == 0;
     int status = 0;
     if (plan.parts > 1) status = launch(FN(measure), p.B * plan.parts, MIXTURE_THREADS, 0, stream, plan);
     if (status) return status;
     if (p.G == 2 && p.A == 1) status = FN(launch_special)<2, 1>(plan, stream);
-    else if (p.G == 2 && p.A == 0) status = FN(launch_special)<2, 0>(plan, stream);
-    else if (p.G == 3 && p.A == 0) status = FN(launch_special)<3, 0>(plan, stream);
+    else if (is_plane) status = FN(launch_special)<2, IS_DOUBLE>(plan, stream);
+    else if (is_space) status = FN(launch_special)<IS_DOUBLE ? 2 : 3, IS_DOUBLE>(plan, stream);
     else status = FN(launch_sums)<ANY, ANY, 1>(plan, stream);
     if (status || plan.queries.splits == 1) return status;
     return launch(FN(finish), p.B * plan.flags, MIXTURE_THREADS, sizeof(FN(Row)), stream, plan);

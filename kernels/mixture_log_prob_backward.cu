@@ -128,14 +128,16 @@ static int FN(launch_backward)(const MixturePlan &plan, void *stream) {
     const int64_t most =
         plan.components.splits > 1 && p.N * (1 + p.G + p.A) > p.M * (p.G + p.A) ? p.N * (1 + p.G + p.A) : p.M * (p.G + p.A);
     const bool is_split = plan.queries.splits > 1 || plan.components.splits > 1;
+    /* Float alone: the two calls below name kernels of double that are there anyway. */
+    const bool is_plane = !IS_DOUBLE && p.G == 2 && p.A == 0, is_space = !IS_DOUBLE && p.G == 3 && p.A == 0;
     int status = 0;
     if (plan.parts > 1) status = launch(FN(measure), p.B * plan.parts, MIXTURE_THREADS, 0, stream, plan);
     if (!status && !mixture_is_small(&p))
         status = launch(FN(exact), p.B * plan.flags, MIXTURE_THREADS, sizeof(FN(ExactShared)), stream, plan);
     if (status) return status;
     if (p.G == 2 && p.A == 1) status = FN(launch_special)<2, 1>(plan, stream);
-    else if (p.G == 2 && p.A == 0) status = FN(launch_special)<2, 0>(plan, stream);
-    else if (p.G == 3 && p.A == 0) status = FN(launch_special)<3, 0>(plan, stream);
+    else if (is_plane) status = FN(launch_special)<2, IS_DOUBLE>(plan, stream);
+    else if (is_space) status = FN(launch_special)<IS_DOUBLE ? 2 : 3, IS_DOUBLE>(plan, stream);
     else if (mixture_is_small(&p)) status = FN(launch_small)<ANY, ANY>(plan, stream);
     else status = FN(launch_pairs)<ANY, ANY, 1>(plan, stream);
     if (status) return status;

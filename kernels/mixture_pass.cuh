@@ -58,9 +58,9 @@ DEVICE void FN(gather_components)(const MixtureLogProb &p, FN(Passing)<G, A> &s,
 #pragma unroll
         for (int f = 0; f <= F; f++) s.value[f][threadIdx.x] = own[f];
         __syncthreads();
-        for (int k0 = 0; k0 < n; k0 += MDPS_UNROLL) {
+        for (int k0 = 0; k0 < n; k0 += Turn<G>::n) {
 #pragma unroll
-            for (int k = k0; k < k0 + MDPS_UNROLL; k++) {
+            for (int k = k0; k < k0 + Turn<G>::n; k++) {
                 REAL v[1 + Features<G, A>::n];
 #pragma unroll
                 for (int f = 0; f <= F; f++) v[f] = s.value[f][k];
@@ -158,9 +158,9 @@ DEVICE void FN(gather_queries)(const MixtureLogProb &p, FN(Passing)<G, A> &s, in
 #pragma unroll
         for (int f = 0; f < 2 + F; f++) s.value[f][threadIdx.x] = query[f];
         __syncthreads();
-        for (int k0 = 0; k0 < n; k0 += MDPS_UNROLL) {
+        for (int k0 = 0; k0 < n; k0 += Turn<G>::n) {
 #pragma unroll
-            for (int k = k0; k < k0 + MDPS_UNROLL; k++) {
+            for (int k = k0; k < k0 + Turn<G>::n; k++) {
                 REAL v[2 + Features<G, A>::n];
 #pragma unroll
                 for (int f = 0; f < 2 + F; f++) v[f] = s.value[f][k];

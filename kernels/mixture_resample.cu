@@ -1,6 +1,6 @@
-/* Samples of mixtures on the GPU: the thread that finds an ancestor (resample_block.cuh) draws the sample as well, so that a row of
- * up to RESAMPLE_BLOCK components and draws takes one launch. Contract: mixture_resample.h.
- * This file includes itself once for float and once for double (for_each_real.h). */
+/* Samples of mixtures on the GPU: the thread that finds an ancestor (resample_block.cuh) draws the sample as well, so that a
+ * row of up to RESAMPLE_BLOCK components and draws takes one launch. Contract: mixture_resample.h. This file includes itself
+ * once for float and once for double (for_each_real.h). */
 #ifndef REAL
 #include "mixture_resample.h"
 
@@ -37,12 +37,12 @@ DEVICE FN(MixtureRow) FN(mixture_row)(const MixtureResample &p, int64_t b, Sourc
     const REAL *bandwidths = (const REAL *)p.bandwidths + (p.bandwidths_per_row ? b * p.D : 0);
     bool good = top < (REAL)INFINITY;
     for (int64_t d = 0; d < p.D; d++) good &= bandwidths[d] >= 0;
-    return {s, (const REAL *)p.means + b * r.N * p.D, bandwidths, good, r.ancestors + b * r.M,
-            (REAL *)p.samples + b * r.M * p.D};
+    return {
+        s, (const REAL *)p.means + b * r.N * p.D, bandwidths, good, r.ancestors + b * r.M, (REAL *)p.samples + b * r.M * p.D};
 }
 
 /* Sample m, of component j. */
-DEVICE void FN(draw_sample)(const MixtureResample &p, const FN(MixtureRow) & row, int64_t m, int64_t j) {
+DEVICE void FN(draw_sample)(const MixtureResample &p, const FN(MixtureRow) &row, int64_t m, int64_t j) {
     const int64_t D = p.D, A = p.A, G = D - A;
     const REAL *mean = row.means + j * D;
     REAL *sample = row.samples + m * D;

@@ -14,9 +14,9 @@ DEVICE void FN(sum_pairs)(const MixtureLogProb &p, const FN(Row) &row, REAL (*va
 #pragma unroll
         for (int v = 0; v < n_values; v++) value[v][threadIdx.x] = own[v];
         __syncthreads();
-        for (int k0 = 0; k0 < n; k0 += MDPS_UNROLL) {
+        for (int k0 = 0; k0 < n; k0 += Turn<G>::n) {
 #pragma unroll
-            for (int k = k0; k < k0 + MDPS_UNROLL; k += 4) {
+            for (int k = k0; k < k0 + Turn<G>::n; k += 4) {
                 REAL v[1 + Features<G, A>::n][4];
 #pragma unroll
                 for (int f = 0; f < n_values; f++) load_four(&value[f][k], v[f]);

@@ -54,7 +54,7 @@ DEVICE FN(Statistics) FN(measure)(const REAL *l, int64_t begin, int64_t end) {
 }
 
 /* Of the row, from those of its parts. */
-DEVICE FN(Statistics) FN(merge)(const FN(Statistics) * part, int64_t parts) {
+DEVICE FN(Statistics) FN(merge)(const FN(Statistics) *part, int64_t parts) {
     REAL top = -INFINITY, sum = 0, sum_of_squares = 0;
     for (int64_t i = threadIdx.x; i < parts; i += THREADS) top = Larger()(top, part[i].top);
     top = reduce_block(top, (REAL)-INFINITY, Larger(), shared_memory<REAL>());
@@ -76,8 +76,7 @@ static __global__ void FN(forward)(NormalizeLogWeights p) {
     FN(Part) here = FN(part_of_block)(p);
     const REAL *l = (const REAL *)p.log_weights;
     const int64_t parts = normalize_parts(p.N);
-    FN(Statistics) s = parts == 1 ? FN(measure)(l, here.begin, here.end)
-                                  : FN(merge)((const FN(Statistics) *)p.scratch + here.b * parts, parts);
+    FN(Statistics) s = parts == 1 ? FN(measure)(l, here.begin, here.end) : FN(merge)((const FN(Statistics) *)p.scratch + here.b * parts, parts);
     REAL log_of_sum = log(s.sum), ess = s.sum * s.sum / s.sum_of_squares, top = s.top;
     bool collapsed = top == -INFINITY, is_nan = s.sum != s.sum;
     for (int64_t n = here.begin + threadIdx.x; n < here.end; n += THREADS)

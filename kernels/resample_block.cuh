@@ -98,7 +98,7 @@ typedef struct {
     double scale;
 } FN(Weights);
 DEVICE bool FN(is_good)(REAL top) { return top > (REAL)-INFINITY && top < (REAL)INFINITY; }
-DEVICE int64_t FN(weight)(const FN(Weights) & w, int64_t n) {
+DEVICE int64_t FN(weight)(const FN(Weights) &w, int64_t n) {
     return FN(is_good)(w.top) ? FN(integer_weight)(w.log_weights[n], w.top, w.scale) : 1;
 }
 
@@ -111,7 +111,7 @@ DEVICE REAL FN(find_top)(const REAL *l, int64_t begin, int64_t end) {
 }
 
 /* Counts and their sums, of a row that has not collapsed. */
-DEVICE void FN(make_residual)(const Resample &p, Source s, const FN(Weights) & w, int64_t *values, int32_t *count) {
+DEVICE void FN(make_residual)(const Resample &p, Source s, const FN(Weights) &w, int64_t *values, int32_t *count) {
     const double M = (double)p.M, total = (double)values[p.N - 1];
     int64_t copies = 0;
     __syncthreads();
@@ -146,9 +146,7 @@ DEVICE int64_t *FN(prepare_row)(const Resample &p, int64_t b, Source s, double s
 }
 
 /* Of the row, from those of its parts. */
-DEVICE REAL FN(merge_tops)(const Resample &p, int64_t b) {
-    return FN(find_top)((const REAL *)row_tops(p, b), 0, resample_parts(p.N));
-}
+DEVICE REAL FN(merge_tops)(const Resample &p, int64_t b) { return FN(find_top)((const REAL *)row_tops(p, b), 0, resample_parts(p.N)); }
 
 static __global__ void FN(find_tops)(Scaled<Resample> q) {
     const Part here = part_of_block(q.p);
@@ -182,7 +180,7 @@ static __global__ void FN(make_values)(Scaled<Resample> q) {
 /* Puts all on the stream: `whole` makes and takes a row's draws, `draws` takes DRAWS draws of a row in parts. */
 template <typename P>
 static int FN(launch_rows)(const Resample &p, const P &parameters, void (*whole)(Scaled<P>), void (*draws)(Scaled<P>),
-                           void *stream) {
+                       void *stream) {
     const double scale = fixed_point(p.N);
     const Scaled<P> all = {parameters, scale};
     if (p.M == 0) return 0;

@@ -50,17 +50,17 @@ template <int PLACE> DEVICE FN(Tile) FN(begin_chunk)(const SmallNetwork &p) {
     return t;
 }
 
-DEVICE bool FN(begin_tile)(FN(Tile) & t) {
+DEVICE bool FN(begin_tile)(FN(Tile) &t) {
     t.n = t.stop - t.row < NETWORK_TILE ? (int)(t.stop - t.row) : NETWORK_TILE;
     return t.n > 0;
 }
-DEVICE void FN(end_tile)(FN(Tile) & t) {
+DEVICE void FN(end_tile)(FN(Tile) &t) {
     t.row += t.n;
     t.is_first = false;
 }
 
 /* Of each particle's batch row; as FN(load). */
-DEVICE void FN(load_condition)(const SmallNetwork &p, const FN(Tile) & t, int thread, REAL *a) {
+DEVICE void FN(load_condition)(const SmallNetwork &p, const FN(Tile) &t, int thread, REAL *a) {
     const int64_t first = t.row / p.N, at = t.row % p.N;
     for (int i = (THREADS + threadIdx.x - thread % THREADS) % THREADS; i < NETWORK_TILE * p.K; i += THREADS) {
         const int particle = i / p.K, k = i % p.K;
@@ -70,7 +70,7 @@ DEVICE void FN(load_condition)(const SmallNetwork &p, const FN(Tile) & t, int th
     }
 }
 
-DEVICE void FN(load_inputs)(const SmallNetwork &p, const FN(Tile) & t) {
+DEVICE void FN(load_inputs)(const SmallNetwork &p, const FN(Tile) &t) {
     FN(load)(t, 0, p.C, p.x, t.rows);
     for (int l = 0; l < p.n_layers; l++) {
         const NetworkLayer &a = p.layer[l];
@@ -80,12 +80,10 @@ DEVICE void FN(load_inputs)(const SmallNetwork &p, const FN(Tile) & t) {
     }
 }
 
-DEVICE REAL FN(slope_of)(const FN(Tile) & t, const NetworkLayer &a) {
-    return a.activation == NETWORK_PRELU ? t.weights[a.slope] : 0;
-}
+DEVICE REAL FN(slope_of)(const FN(Tile) &t, const NetworkLayer &a) { return a.activation == NETWORK_PRELU ? t.weights[a.slope] : 0; }
 
 /* A barrier before and after each layer. */
-DEVICE void FN(forward_tile)(const SmallNetwork &p, const FN(Tile) & t) {
+DEVICE void FN(forward_tile)(const SmallNetwork &p, const FN(Tile) &t) {
     FN(load_inputs)(p, t);
     __syncthreads();
     for (int l = 0; l < p.n_layers; l++) {
@@ -111,14 +109,14 @@ template <int PLACE> static __global__ void __launch_bounds__(THREADS, PLACE ? 3
 }
 
 /* Gradient of y, 0 in idle lanes. */
-DEVICE void FN(load_delta)(const SmallNetwork &p, const FN(Tile) & t) {
+DEVICE void FN(load_delta)(const SmallNetwork &p, const FN(Tile) &t) {
     const int M = p.layer[p.n_layers - 1].out;
     const REAL *grad = (const REAL *)p.grad_y + t.row * M;
     for (int i = threadIdx.x; i < NETWORK_TILE * M; i += THREADS) t.delta[i % M * STRIDE + i / M] = i < t.n * M ? grad[i] : 0;
 }
 
 /* delta, the gradient of a layer's output, becomes that of its values before the activation. */
-DEVICE void FN(pass_activation)(const FN(Tile) & t, const NetworkLayer &a) {
+DEVICE void FN(pass_activation)(const FN(Tile) &t, const NetworkLayer &a) {
     const REAL *z = t.rows + a.z_row * STRIDE, *y = t.rows + (a.row + a.columns) * STRIDE;
     REAL sum = FN(deactivate)(a.activation, a.out, FN(slope_of)(t, a), z, y, t.delta);
     if (a.activation == NETWORK_PRELU) {
@@ -129,7 +127,7 @@ DEVICE void FN(pass_activation)(const FN(Tile) & t, const NetworkLayer &a) {
 }
 
 /* Adds the deltas of each batch row's particles, one output a thread. A place is new where the chunk or the row begins. */
-DEVICE void FN(gather)(const SmallNetwork &p, const FN(Tile) & t, int M) {
+DEVICE void FN(gather)(const SmallNetwork &p, const FN(Tile) &t, int M) {
     const int m = threadIdx.x;
     if (m >= M) return;
     int64_t b = t.row / p.N, n = t.row % p.N;
@@ -144,7 +142,7 @@ DEVICE void FN(gather)(const SmallNetwork &p, const FN(Tile) & t, int M) {
 }
 
 /* From the last layer to the first. */
-DEVICE void FN(backward_tile)(const SmallNetwork &p, FN(Tile) & t) {
+DEVICE void FN(backward_tile)(const SmallNetwork &p, FN(Tile) &t) {
     FN(load_delta)(p, t);
     __syncthreads();
     bool gated = false; /* the product has applied ReLU's derivative already */

@@ -32,7 +32,7 @@ typedef struct {
 DEVICE FN(Vector) FN(vector_at)(const REAL *x) { return *(const FN(Vector) *)x; }
 
 /* R rows from m on, NETWORK_PIECE columns from k on, a number of each to a lane; 0 beyond the matrix. */
-template <int R, bool TRANSPOSED> DEVICE void FN(fetch)(const FN(Product) & q, int m, int k, REAL *v) {
+template <int R, bool TRANSPOSED> DEVICE void FN(fetch)(const FN(Product) &q, int m, int k, REAL *v) {
     const int lane = lane_of_warp();
     const int row = m + (TRANSPOSED ? lane % R : 0), column = k + (TRANSPOSED ? lane / R : lane);
     const int step = TRANSPOSED ? WARP / R * q.ld : q.ld; /* the next number is in the next row, or WARP / R columns on */
@@ -83,8 +83,7 @@ template <int MB> DEVICE void FN(multiply)(int K, const REAL *w, const REAL *a, 
 }
 
 /* Calls store(m, z[m] of the lane's particle). Warps without an output pass by: no barrier of the block in here. */
-template <int MB, bool TRANSPOSED, typename Store>
-DEVICE void FN(product_by)(const FN(Tile) & t, const FN(Product) & q, Store store) {
+template <int MB, bool TRANSPOSED, typename Store> DEVICE void FN(product_by)(const FN(Tile) &t, const FN(Product) &q, Store store) {
     const int R = 2 * MB, half = lane_of_warp() / NETWORK_TILE;
     REAL *piece = t.pieces + warp_of_block() * NETWORK_PIECE_ROWS * PIECE_STRIDE;
     const REAL *w = piece + half * MB * PIECE_STRIDE, *a = q.a + lane_of_warp() % NETWORK_TILE;
@@ -106,7 +105,7 @@ DEVICE void FN(product_by)(const FN(Tile) & t, const FN(Product) & q, Store stor
 }
 
 /* Few outputs: more warps that have one. */
-template <bool TRANSPOSED, typename Store> DEVICE void FN(product)(const FN(Tile) & t, const FN(Product) & q, Store store) {
+template <bool TRANSPOSED, typename Store> DEVICE void FN(product)(const FN(Tile) &t, const FN(Product) &q, Store store) {
     const int M = q.end - q.begin;
     if (M <= 4 * NETWORK_WARPS) FN(product_by)<1, TRANSPOSED>(t, q, store);
     else FN(product_by)<4, TRANSPOSED>(t, q, store);
@@ -153,14 +152,14 @@ DEVICE void FN(outer)(bool is_first, int M, int K, const REAL *d, const REAL *a,
 
 /* n rows of the caller (n, C) to C rows of the tile, and back. Idle lanes repeat the last particle: small_network_tile.h. The
  * threads from `thread` on begin, so that warps wait for different arrays at the same time. */
-DEVICE void FN(load)(const FN(Tile) & t, int thread, int C, const void *from, REAL *a) {
+DEVICE void FN(load)(const FN(Tile) &t, int thread, int C, const void *from, REAL *a) {
     const REAL *x = (const REAL *)from + t.row * C;
     for (int i = (THREADS + threadIdx.x - thread % THREADS) % THREADS; i < NETWORK_TILE * C; i += THREADS) {
         const int particle = i / C, c = i % C;
         a[c * STRIDE + particle] = x[at_most(particle, t.n - 1) * C + c];
     }
 }
-DEVICE void FN(store)(const FN(Tile) & t, int C, const REAL *a, void *to) {
+DEVICE void FN(store)(const FN(Tile) &t, int C, const REAL *a, void *to) {
     REAL *x = (REAL *)to + t.row * C;
     for (int i = threadIdx.x; i < t.n * C; i += THREADS) x[i] = a[i % C * STRIDE + i / C];
 }
