@@ -1,6 +1,6 @@
 /* Samples of mixtures on the GPU: the thread that finds an ancestor (resample_block.cuh) draws the sample as well, so that a
- * row of up to RESAMPLE_BLOCK components and draws takes one launch. Contract: mixture_resample.h. This file includes itself
- * once for float and once for double (for_each_real.h). */
+ * row of up to RESAMPLE_BLOCK components and draws takes one launch. Contract: mixture_resample.h.
+ * This file includes itself once for float and once for double (for_each_real.h). */
 #ifndef REAL
 #include "mixture_resample.h"
 

@@ -1,6 +1,6 @@
 /* Ancestors on the GPU: a row has one block and one launch, or parts and four launches (resample_block.cuh, which has the idea
- * and the cost); residual has one block whatever N, since its second weights wait for the first. Contract: resample.h. This
- * file includes itself once for float and once for double (for_each_real.h). */
+ * and the cost); residual has one block whatever N, since its second weights wait for the first. Contract: resample.h.
+ * This file includes itself once for float and once for double (for_each_real.h). */
 #ifndef REAL
 #include "resample.h"
 

@@ -32,10 +32,9 @@ DEVICE Part part_of_block(const Resample &p) {
     return {b, part * p.N / parts, (part + 1) * p.N / parts};
 }
 
-/* The scratch memory of rows in parts. */
+/* The scratch memory. */
 DEVICE int64_t *row_values(const Resample &p, int64_t b) { return (int64_t *)p.scratch + b * p.N; }
 DEVICE int64_t *row_totals(const Resample &p, int64_t b) { return row_values(p, p.B) + b * resample_parts(p.N); }
-DEVICE void *row_tops(const Resample &p, int64_t b) { return row_totals(p, p.B) + b * resample_parts(p.N); }
 
 /* values[n] = sum + weight(begin) + ... + weight(n) for the block's n; returns the last. Barriers only before it writes. */
 template <typename F> DEVICE int64_t cumulate(int64_t begin, int64_t end, int64_t sum, int64_t *values, F weight) {
@@ -90,6 +89,8 @@ DEVICE void take_draws(const Resample &p, Source s, const int64_t *values, int64
         take(i, first_above(values, p.N, multinomial ? multinomial_point(s, i, total) : i));
 }
 #endif
+
+DEVICE REAL *FN(row_tops)(const Resample &p, int64_t b) { return (REAL *)row_totals(p, p.B) + b * resample_parts(p.N); }
 
 /* A row's weights: 1 where it has collapsed. */
 typedef struct {
@@ -146,12 +147,12 @@ DEVICE int64_t *FN(prepare_row)(const Resample &p, int64_t b, Source s, double s
 }
 
 /* Of the row, from those of its parts. */
-DEVICE REAL FN(merge_tops)(const Resample &p, int64_t b) { return FN(find_top)((const REAL *)row_tops(p, b), 0, resample_parts(p.N)); }
+DEVICE REAL FN(merge_tops)(const Resample &p, int64_t b) { return FN(find_top)(FN(row_tops)(p, b), 0, resample_parts(p.N)); }
 
 static __global__ void FN(find_tops)(Scaled<Resample> q) {
     const Part here = part_of_block(q.p);
     REAL top = FN(find_top)((const REAL *)q.p.log_weights + here.b * q.p.N, here.begin, here.end);
-    if (threadIdx.x == 0) ((REAL *)row_tops(q.p, 0))[blockIdx.x] = top;
+    if (threadIdx.x == 0) FN(row_tops)(q.p, 0)[blockIdx.x] = top;
 }
 
 static __global__ void FN(add_weights)(Scaled<Resample> q) {

@@ -67,6 +67,7 @@ CASES = [
     case("a bandwidth and seed a row", mixture((3,), 8, 3, [1, 2, 3], shared=False), options={"n_angular": 1, "stream": 9}),
     case("leading dimensions", mixture((2, 2), 8, 3, [[1, 2], [3, 4]], shared=False), options={"n_angular": 2}),
     case("one component", mixture((2,), 1, 2), options={"n_samples": 3, "scheme": "residual"}),
+    case("in parts", mixture((2,), 8200, 2), options={"n_samples": 30, "n_angular": 1}),
     case("no draw", mixture((2,), 4, 2), options={"n_samples": 0, "n_angular": 1}),
     case("strange rows", mixture((8,), 6, 3, shared=False, edit=strange), options={"n_angular": 1, "scheme": "systematic"}),
 ]
