@@ -78,6 +78,58 @@ def test_instructions_are_counted(n, architecture, tmp_path):
     assert instructions_per_unit(source, "loop", "UNROLL", (8, 40), 1, architecture, tmp_path) == n
 
 
+# Each loop over pairs in a kernel of its own, for (x, y, heading) in float32, four items a thread.
+PAIRS = """
+#define REAL float
+#define FN(name) name##_f32
+#include "bessel.h"
+#include "mixture_pass.cuh"
+typedef Features<2, 1> F;
+static __device__ void load(const float *from, float *to, int n) { for (int i = 0; i < n; i++) to[i] = from[i]; }
+template <bool HALF> static __device__ void forward(const MixtureLogProb &p, Passing_f32<2, 1> &s, const float *x, float *out) {
+    float q[4][F::n], sum[4] = {};
+    load(x + threadIdx.x, q[0], 4 * F::n);
+    sum_pairs_f32<2, 1, 4, HALF>(p, s.row, s.value, 0, 0, p.N, q, sum);
+    for (int r = 0; r < 4; r++) out[threadIdx.x * 4 + r] = sum[r];
+}
+__global__ void narrow(MixtureLogProb p, const float *x, float *out) {
+    forward<true>(p, *shared_memory<Passing_f32<2, 1>>(), x, out);
+}
+__global__ void broad(MixtureLogProb p, const float *x, float *out) {
+    forward<false>(p, *shared_memory<Passing_f32<2, 1>>(), x, out);
+}
+__global__ void queries(MixtureLogProb p, const float *x, float *out) {
+    float q[4][F::n], sums[4][F::n] = {};
+    load(x + threadIdx.x, q[0], 4 * F::n);
+    gather_components_f32<2, 1, 4>(p, *shared_memory<Passing_f32<2, 1>>(), 0, 0, p.N, q, sums);
+    for (int i = 0; i < 4 * F::n; i++) out[threadIdx.x * 4 * F::n + i] = sums[0][i];
+}
+__global__ void components(MixtureLogProb p, const float *x, float *out) {
+    float own[4][1 + F::n], sums[4][1 + F::n] = {};
+    load(x + threadIdx.x, own[0], 4 * (1 + F::n));
+    gather_queries_f32<2, 1, 4>(p, *shared_memory<Passing_f32<2, 1>>(), 0, 0, p.M, own, sums);
+    for (int i = 0; i < 4 * (1 + F::n); i++) out[threadIdx.x * 4 * (1 + F::n) + i] = sums[0][i];
+}
+"""
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_instructions_a_pair(architecture, tmp_path):
+    """Of mixture_log_prob: what the head comments and the README say, and what a card's speed is compared with."""
+    source = tmp_path / "pairs.cu"
+    source.write_text(PAIRS)
+    sizes = [code_sizes(cubin(source, architecture, tmp_path, f"-DMDPS_UNROLL={n}")[0]) for n in (8, 104)]
+    found = {}
+    for name in ("broad", "narrow", "queries", "components"):
+        small, large = (next(v for k, v in s.items() if name in k) for s in sizes)
+        found[name] = (large - small) / 16 / 96 / 4
+    assert found["broad"] <= 8.5, found  # headings broader than 0.25 rad; 8.31 reached
+    assert found["narrow"] <= 9.35, found  # an instruction more for the half angle; 9.31 reached
+    assert found["queries"] + found["components"] <= 32, found  # backward
+
+
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
