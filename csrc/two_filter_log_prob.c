@@ -3,14 +3,14 @@
 
 #include "mixture.h"
 
-#include <math.h>
-
 enum { NUMBERS_PER_TASK = 8192 };
 
 static TwoFilterLogProb take_mixing(Call *call, StableIValue value) {
     double mixing = take_float(value);
     expect(call, mixing >= 0 && mixing <= 1, "mixing: expected 0 to 1, got %g", mixing);
-    return (TwoFilterLogProb){.log_mixing = log(mixing), .log_rest = log1p(-mixing)};
+    TwoFilterLogProb p = {0};
+    two_filter_mix(&p, mixing);
+    return p;
 }
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {

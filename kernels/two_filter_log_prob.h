@@ -7,8 +7,10 @@
  */
 #ifndef MDPS_TWO_FILTER_LOG_PROB_H
 #define MDPS_TWO_FILTER_LOG_PROB_H
+#include <math.h>
 #include <stdint.h>
 
+#include "clones.h"
 #include "cuda_launch.h"
 
 typedef struct {
@@ -20,6 +22,11 @@ typedef struct {
     void *grad_x;                                                         /* two_filter_add: grad_x += grad_x_backward */
     const void *grad_x_backward;
 } TwoFilterLogProb;
+
+INLINE void two_filter_mix(TwoFilterLogProb *p, double mixing) {
+    p->log_mixing = log(mixing);
+    p->log_rest = log1p(-mixing);
+}
 
 void two_filter_log_prob_f32(int64_t begin, int64_t end, void *parameters);
 void two_filter_log_prob_f64(int64_t begin, int64_t end, void *parameters);

@@ -236,6 +236,6 @@ def test_nvcc_without_curand(tmp_path):
         assert Path(found) != CURAND
         pytest.skip(f"cuRAND is in {found}, too")
     assert errors == [
-        "mdps: nvcc is here, but not cuRAND's headers: pip install nvidia-curand (CUDA 13) or nvidia-curand-cu12, or build "
-        "without CUDA: MDPS_CUDA=OFF"
+        "mdps: nvcc is here, but not cuRAND's headers: MDPS_CUDA=ON pip install . fetches them; without build isolation pip "
+        "install nvidia-curand does (CUDA 12: nvidia-curand-cu12); MDPS_CUDA=OFF does without CUDA"
     ]

@@ -190,7 +190,7 @@ def test_measurements_of_a_gpu(pretended, monkeypatch):
     assert all(r["ok"] is True and r["target_us"] == 1e9 for r in rows) and Graph.replays > 0
     small, large = speed.pairs(pretended)
     assert small["ok"] is None and large["ok"] in (True, False) and large["target"] == speed.PAIRS_TARGET
-    limit = 132 * 1980e6 * 128 / 9.31
+    limit = 132 * 1980e6 * 128 / speed.INSTRUCTIONS["forward"]
     assert large["forward_share"] == pytest.approx(1e10 / (1e-3 * large["forward_ms"]) / limit)
     assert correctness._peak(100, pretended) == 40_000 + 100 * 7 * 4 + 12
     assert correctness._repeat(lambda: torch.tensor(torch.nan), pretended) == {"ok": True, "runs": 20, "other": 0}

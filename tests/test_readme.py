@@ -86,8 +86,11 @@ def test_what_it_names_exists():
     assert (ROOT / "training/readme_picture.png").stat().st_size < 300_000
 
 
+SOURCES_OF_ERRORS = ("Makefile", "CMakeLists.txt", "python/mdps/_library.py", "csrc/operator.c", "kernels/cuda_launch.cu")
+
+
 def test_errors_that_it_quotes_are_the_sources_own():
-    sources = "".join((ROOT / f).read_text() for f in ("Makefile", "CMakeLists.txt", "python/mdps/_library.py"))
+    sources = "".join((ROOT / f).read_text() for f in SOURCES_OF_ERRORS)
     table = README.partition("## When it does not work")[2].partition("\n## ")[0]
     quoted = [q for cell in re.findall(r"^\| ([^|]*)\|", table, re.M) for q in re.findall(r"`([^`]*)`", cell)]
     ours = [q for q in quoted if q not in ("No module named 'mdps'",) and not q.startswith("Could not run")]
