@@ -139,8 +139,9 @@ INLINE bool FN(von_mises_attempt)(Source s, uint32_t attempt, uint32_t element, 
 }
 
 /* One attempt for n lanes, a multiple of LANES. */
-INLINE void FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration,
-                              REAL *angle, int32_t *accepted) {
+INLINE void
+FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration, REAL *angle,
+                          int32_t *accepted) {
     for (int i = 0; i < n; i++) accepted[i] = FN(von_mises_attempt)(s, attempt, element[i], concentration[i], &angle[i]);
 }
 

@@ -79,9 +79,7 @@ INLINE int64_t mixture_chunk(const MixtureLogProb *p) {
 }
 INLINE int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
 /* Of a chunk: 1 + D sums per component, D sums for the bandwidths and the sum of P. */
-INLINE int64_t mixture_sums(const MixtureLogProb *p) {
-    return (1 + p->G + p->A) * mixture_padded(p->N) + p->G + p->A + 1;
-}
+INLINE int64_t mixture_sums(const MixtureLogProb *p) { return (1 + p->G + p->A) * mixture_padded(p->N) + p->G + p->A + 1; }
 
 /* First row with a bandwidth that is not a positive number, or -1. */
 int64_t mixture_bad_bandwidth_f32(const MixtureLogProb *p);

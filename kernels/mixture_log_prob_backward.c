@@ -102,8 +102,7 @@ void FN(mixture_backward_share)(int64_t begin, int64_t end, void *parameters) {
         for (int64_t b = 0; b < p->B; b++) {
             FN(Sums) s = FN(sums_of)(p, b, 0);
             double more = mixture_chunks(p) ? s.bandwidths[d] : 0, more_total = mixture_chunks(p) ? s.bandwidths[D] : 0;
-            if (p->bandwidth_stride)
-                grad[b * D + d] = (REAL)FN(bandwidth_gradient)(p, d, bandwidths[b * D + d], more, more_total);
+            if (p->bandwidth_stride) grad[b * D + d] = (REAL)FN(bandwidth_gradient)(p, d, bandwidths[b * D + d], more, more_total);
             squares += more, total += more_total;
         }
         if (!p->bandwidth_stride) grad[d] = (REAL)FN(bandwidth_gradient)(p, d, bandwidths[d], squares, total);

@@ -34,8 +34,8 @@ INLINE void FN(load_queries)(const REAL *x, int64_t n, const MixtureRow *row, in
 
 /* a = c - sum of squares for one component and a tile of queries; what backward needs of each pair: d (G tiles), h (A tiles).
  */
-INLINE void FN(exponents)(const REAL *q, const REAL *component, int64_t stride, REAL c, int G, int A, REAL *a, REAL *d,
-                          REAL *h) {
+INLINE void
+FN(exponents)(const REAL *q, const REAL *component, int64_t stride, REAL c, int G, int A, REAL *a, REAL *d, REAL *h) {
     for (int l = 0; l < MIXTURE_TILE; l++) a[l] = c;
 #pragma GCC unroll 3
     for (int g = 0; g < G; g++) {
@@ -67,7 +67,7 @@ typedef struct {
 } FN(Block);
 
 INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const REAL *x, int64_t j0, int64_t n, int G, int A,
-                            FN(Block) * k) {
+                            FN(Block) *k) {
     const int D = G + A;
     const REAL *means = (const REAL *)p->means + (b * p->N + j0) * D, *weights = (const REAL *)p->log_weights + b * p->N + j0;
     const MixtureRow *row = p->rows + b;
@@ -90,8 +90,8 @@ INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const REAL *x, i
 }
 
 /* log2 of the query's sum as top + log2(sum): blocks of components, each relative to the largest exponent so far. */
-INLINE void FN(exact_sum)(const MixtureLogProb *p, int64_t b, const REAL *x, int G, int A, FN(Block) * k, double *top,
-                          double *sum) {
+INLINE void FN(exact_sum)(const MixtureLogProb *p, int64_t b, const REAL *x, int G, int A,
+                          FN(Block) *k, double *top, double *sum) {
     double m = -INFINITY, s = 0, probe = 0;
     for (int64_t j0 = 0; j0 < p->N; j0 += MIXTURE_BLOCK) {
         int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;

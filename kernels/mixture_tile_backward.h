@@ -43,8 +43,8 @@ INLINE void FN(fold)(REAL *into, const REAL *a, const REAL *b) {
 }
 
 /* Pairs of a tile with a block of components: P, then d, then P h; and the components' sums of P. */
-INLINE void FN(pairs_of_block)(const REAL *t, const REAL *components, int n, int64_t stride, int G, int A, REAL *pairs,
-                               REAL *w) {
+INLINE void
+FN(pairs_of_block)(const REAL *t, const REAL *components, int n, int64_t stride, int G, int A, REAL *pairs, REAL *w) {
     const REAL *log2_sum = ROW(t, G + 2 * A), *grad = ROW(t, G + 2 * A + 1);
     for (int j = 0; j < n; j++) {
         REAL a[MIXTURE_TILE] __attribute__((aligned(64))), p[MIXTURE_TILE] __attribute__((aligned(64)));
@@ -104,8 +104,9 @@ INLINE void FN(sum_lanes)(const REAL *w, int n, REAL *sum) {
 }
 
 /* The lanes of a block's component sums, added up and turned into gradients: scaled units become those of the state. */
-INLINE void FN(fold_block)(const MixtureRow *row, const REAL *components, int n, int64_t stride, int G, int A, REAL *w,
-                           int64_t j0, FN(Sums) out) {
+INLINE void
+FN(fold_block)(const MixtureRow *row, const REAL *components, int n, int64_t stride, int G, int A, REAL *w, int64_t j0,
+               FN(Sums) out) {
     REAL s[1 + 2 * MIXTURE_MAX_D][BLOCK_J];
     FN(sum_lanes)(w, (1 + G + 2 * A) * BLOCK_J, s[0]);
     for (int j = 0; j < n; j++) out.weights[j0 + j] += s[0][j];
