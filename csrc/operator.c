@@ -74,6 +74,7 @@ Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size)
 }
 
 void *new_scratch(Call *call, const Tensor *like, int64_t bytes) {
+    if (bytes == 0) return NULL;
     Tensor x = allocate(call, like, 1, (int64_t[]){bytes / 8 + 9}, aoti_torch_dtype_int64());
     return (void *)(((uintptr_t)x.data + 63) & ~(uintptr_t)63);
 }

@@ -22,7 +22,7 @@
 #include "cuda_launch.h"
 #include "torch_c.h"
 
-enum { MAX_OWNED = 32, MAX_DIM = 8 };
+enum { MAX_OWNED = 64, MAX_DIM = 8 };
 
 typedef struct {
     AtenTensorHandle handle;
@@ -85,7 +85,7 @@ int take_n_angular(Call *call, StableIValue value, int64_t dim);
 /* Uninitialised, contiguous, with the dtype and device of `like`; the same with int64. */
 Tensor new_tensor(Call *call, const Tensor *like, int dim, const int64_t *size);
 Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size);
-/* Memory for a kernel's intermediate values, on the device of `like`, freed by finish(); aligned to 64 bytes. */
+/* Memory for a kernel's intermediate values, on the device of `like`, freed by finish(); aligned to 64 bytes. NULL for 0. */
 void *new_scratch(Call *call, const Tensor *like, int64_t bytes);
 /* Whether the launchers do the work: x is on a GPU, or this build runs them on the CPU (tests/emulation). */
 bool on_cuda(const Tensor *x);

@@ -14,7 +14,7 @@
 #include "clones.h"
 #include "mixture_log_prob.h"
 
-enum { MIXTURE_THREADS = 128, MIXTURE_PART = 1024, MIXTURE_BLOCKS = 264 /* two for each multiprocessor of an H100 */ };
+enum { MIXTURE_THREADS = 128, MIXTURE_PART = 512, MIXTURE_PROCESSORS = 132 /* of an H100 */ };
 
 typedef struct {
     int64_t per_thread, tiles;    /* of what is stationary */
@@ -41,15 +41,25 @@ INLINE bool mixture_is_small(const MixtureLogProb *p) {
     return p->M > 0 && p->M <= MIXTURE_THREADS && p->N > 0 && p->N <= MIXTURE_THREADS;
 }
 
-/* `many` stationary items a thread where that leaves enough blocks, otherwise one. */
+/* `many` stationary items a thread where few of them are idle then and enough blocks are left, otherwise one. As many splits as
+ * give the multiprocessors of a card the least to do, by the blocks that the busiest one has; two of them it can take at once.
+ */
 INLINE MixtureCut mixture_cut(int64_t B, int64_t stationary, int64_t passing, int64_t many) {
-    const int64_t pieces = mixture_blocks_for(passing, MIXTURE_THREADS);
+    const int64_t pieces = mixture_blocks_for(passing, MIXTURE_THREADS),
+                  least = mixture_blocks_for(stationary, MIXTURE_THREADS);
+    const int64_t tiles_of_many = mixture_blocks_for(stationary, many * MIXTURE_THREADS);
+    const bool is_full = 10 * tiles_of_many * many <= 11 * least && B * tiles_of_many * pieces >= 2 * MIXTURE_PROCESSORS;
     MixtureCut cut;
-    cut.per_thread = B * mixture_blocks_for(stationary, many * MIXTURE_THREADS) * pieces < MIXTURE_BLOCKS ? 1 : many;
-    cut.tiles = mixture_blocks_for(stationary, cut.per_thread * MIXTURE_THREADS);
-    cut.splits = B * cut.tiles ? mixture_blocks_for(MIXTURE_BLOCKS, B * cut.tiles) : 1;
-    cut.splits = cut.splits < pieces ? cut.splits : pieces > 0 ? pieces : 1;
-    cut.split_length = mixture_blocks_for(pieces, cut.splits) * MIXTURE_THREADS;
+    cut.per_thread = is_full ? many : 1;
+    cut.tiles = is_full ? tiles_of_many : least;
+    const int64_t rows = B * cut.tiles, enough = rows ? mixture_blocks_for(2 * MIXTURE_PROCESSORS, rows) : 1;
+    int64_t best = INT64_MAX, splits = 1;
+    for (int64_t s = 1; s <= pieces && s <= (enough > 16 ? enough : 16); s++) {
+        int64_t busiest = mixture_blocks_for(rows * s, MIXTURE_PROCESSORS);
+        int64_t work = (busiest > 2 ? busiest : 2) * mixture_blocks_for(pieces, s);
+        if (work < best) best = work, splits = s;
+    }
+    cut.split_length = mixture_blocks_for(pieces, splits) * MIXTURE_THREADS;
     cut.splits = pieces > 0 ? mixture_blocks_for(passing, cut.split_length) : 1;
     return cut;
 }

@@ -6,7 +6,7 @@
  * are added to the query's sum, so that its rounding does not grow with N. Queries whose sum is too small to be trusted are
  * computed again, exactly, by the warp that has them.
  *
- * Cost: one launch; two more for rows of over 1024 components and for small batches. For (x, y, heading) in float32, four
+ * Cost: one launch; two more for rows of over 512 components and for small batches. For (x, y, heading) in float32, four
  * queries a thread: 9.3 instructions a pair, 8.3 where the heading's kernel is broad, one of them an exponential
  * (tests/test_cuda_build.py).
  */

@@ -5,7 +5,7 @@
  * atomics, and the order of every sum is fixed. Sums of 128 pairs are added to a second accumulator. The bandwidths' gradients
  * cost nothing a pair: sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for angles.
  *
- * Launches: 1. (rows of over 1024 components) their extremes. 2. Queries that forward computed exactly: the sum again, their
+ * Launches: 1. (rows of over 512 components) their extremes. 2. Queries that forward computed exactly: the sum again, their
  * own gradient, and how many there are. 3. The two passes; components add what the exact queries give them, pair by pair in
  * double.
  * 4. Splits are added up, and the blocks' parts of the bandwidth gradients. Rows of up to 128 queries and components are done
@@ -15,6 +15,7 @@
 #ifndef REAL
 #include "bessel.h"
 #include "mixture_cuda.h"
+enum { REDUCE_THREADS = 256 };
 #define MDPS_FILE "mixture_log_prob_backward.cu"
 #include "for_each_real.h"
 
@@ -68,29 +69,31 @@ template <int G, int A> static __global__ void __launch_bounds__(MIXTURE_THREADS
     FN(pass_of_components)<G, A, 1>(plan, b, 0, 0, s);
 }
 
-/* Gradient of the bandwidths of rows [first, last) from their blocks' sums. */
+/* Gradient of the bandwidths of rows [first, last) from their blocks' sums: one pass, each thread with one dimension. */
 DEVICE void FN(share)(const MixturePlan &plan, int64_t first, int64_t last) {
     const MixtureLogProb &p = plan.p;
-    const int D = p.G + p.A;
-    double *shared = shared_memory<double>(), total = 0;
-    for (int e = D; e >= 0; e--) {
-        double sum = 0;
-        for (int64_t i = first * plan.slots + threadIdx.x; i < last * plan.slots; i += blockDim.x)
-            sum += plan.bandwidth_sums[i * (D + 1) + e];
-        sum = reduce_block(sum, 0., Add(), shared);
-        if (e == D) total = sum;
-        else if (threadIdx.x == 0) {
-            const int64_t at = first * p.bandwidth_stride + e;
-            const double beta = ((const REAL *)p.bandwidths)[at];
-            double grad = (sum - total) / beta;
-            if (e >= p.G) grad = 2 / (beta * beta * beta) * (sum - one_minus_bessel_ratio(1 / (beta * beta)) * total);
-            ((REAL *)p.grad_bandwidths)[at] = (REAL)grad;
-        }
+    const int D = p.G + p.A, each = D + 1, used = REDUCE_THREADS / each * each, e = threadIdx.x;
+    double *part = shared_memory<double>(), *sums = part + REDUCE_THREADS, sum = 0;
+    for (int64_t i = first * plan.slots * each + e; e < used && i < last * plan.slots * each; i += used)
+        sum += plan.bandwidth_sums[i];
+    part[e] = sum;
+    __syncthreads();
+    if (e <= D) {
+        sum = 0;
+        for (int i = e; i < used; i += each) sum += part[i];
+        sums[e] = sum;
     }
+    __syncthreads();
+    if (e >= D) return;
+    const int64_t at = first * p.bandwidth_stride + e;
+    const double beta = ((const REAL *)p.bandwidths)[at], total = sums[D];
+    double grad = (sum - total) / beta;
+    if (e >= p.G) grad = 2 / (beta * beta * beta) * (sum - one_minus_bessel_ratio(1 / (beta * beta)) * total);
+    ((REAL *)p.grad_bandwidths)[at] = (REAL)grad;
 }
 
 /* One block for the bandwidths of each row, or for all when they are shared; then the others add up splits. */
-static __global__ void __launch_bounds__(256, 4) FN(reduce)(MixturePlan plan) {
+static __global__ void __launch_bounds__(REDUCE_THREADS, 4) FN(reduce)(MixturePlan plan) {
     const MixtureLogProb &p = plan.p;
     const int64_t shares = p.bandwidth_stride ? p.B : 1, D = p.G + p.A;
     if (blockIdx.x < shares) {
@@ -141,7 +144,7 @@ static int FN(launch_backward)(const MixturePlan &plan, void *stream) {
     else if (mixture_is_small(&p)) status = FN(launch_small)<ANY, ANY>(plan, stream);
     else status = FN(launch_pairs)<ANY, ANY, 1>(plan, stream);
     if (status) return status;
-    const int64_t blocks = (p.bandwidth_stride ? p.B : 1) + (is_split ? mixture_blocks_for(p.B * most, 256) : 0);
-    return launch(FN(reduce), blocks, 256, WARP * sizeof(double), stream, plan);
+    const int64_t blocks = (p.bandwidth_stride ? p.B : 1) + (is_split ? mixture_blocks_for(p.B * most, REDUCE_THREADS) : 0);
+    return launch(FN(reduce), blocks, REDUCE_THREADS, (REDUCE_THREADS + MIXTURE_MAX_D + 1) * sizeof(double), stream, plan);
 }
 #endif

@@ -207,7 +207,8 @@ DEVICE void FN(pass_of_components)(const MixturePlan &plan, int64_t b, int64_t t
         for (int r = 0; r < R; r++) mine -= (2 / LOG2E) * own[r][1 + d] * sums[r][1 + d];
         FN(put_bandwidth)(plan, b, slot, d, mine, s.shared);
     }
-    for (int d = n_linear; d <= D; d++) FN(put_bandwidth)(plan, b, slot, d, 0, s.shared);
+    for (int d = n_linear + threadIdx.x; d <= D; d += MIXTURE_THREADS)
+        plan.bandwidth_sums[(b * plan.slots + slot) * (D + 1) + d] = 0;
     REAL *out = (REAL *)plan.component_sums + split * p.B * p.N * (1 + D);
 #pragma unroll
     for (int r = 0; r < R; r++) {

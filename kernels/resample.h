@@ -41,12 +41,12 @@ typedef struct {
 
 /* CUDA: a row has one block, which keeps up to RESAMPLE_KEPT particles in shared memory; a row of more than RESAMPLE_BLOCK
  * particles or draws has `parts` blocks, up to 256, unless the scheme is residual. */
-enum { RESAMPLE_KEPT = 4096, RESAMPLE_BLOCK = 8192 };
+enum { RESAMPLE_KEPT = 4096, RESAMPLE_BLOCK = 2048 };
 INLINE bool resample_in_parts(const Resample *p) {
     return p->scheme != RESIDUAL && (p->N > RESAMPLE_BLOCK || p->M > RESAMPLE_BLOCK);
 }
 INLINE int64_t resample_parts(int64_t N) {
-    int64_t parts = (N + 4095) / 4096;
+    int64_t parts = (N + 1023) / 1024;
     return parts < 256 ? parts : 256;
 }
 /* Cumulative weights (B, N), counts (B, N) or, for rows in parts, totals and largest log-weights (B, parts). */

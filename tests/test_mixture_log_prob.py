@@ -187,7 +187,7 @@ def test_bandwidths_that_are_not_positive(bad):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("B, M, N", [(1, 150, 5000), (9, 600, 1900), (2, 3000, 200)])
+@pytest.mark.parametrize("B, M, N", [(1, 150, 5000), (9, 1024, 1900), (2, 3000, 200)])
 def test_larger_sizes(B, M, N, dtype):
     """Splits, parts of rows and several items a thread on a GPU; several chunks on the CPU."""
     made = mixture(B, M, N, 3, 1)(torch.Generator().manual_seed(0))
