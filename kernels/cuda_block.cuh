@@ -59,9 +59,6 @@ struct Add {
 struct Larger { /* a NaN is passed over */
     template <typename T> __device__ T operator()(T a, T b) const { return b > a ? b : a; }
 };
-struct Smaller {
-    template <typename T> __device__ T operator()(T a, T b) const { return b < a ? b : a; }
-};
 
 /* Of the warp's 32 values; every lane gets the same bits. */
 template <typename T, typename Op> DEVICE T reduce_warp(T value, Op op) {

@@ -21,7 +21,7 @@ DEVICE REAL *FN(component_gradient)(const MixtureLogProb &p, int64_t e) {
     return d == 0 ? (REAL *)p.grad_log_weights + j : (REAL *)p.grad_means + j * D + d - 1;
 }
 
-/* a pair: the differences in f, coordinates and h, and what they take from the exponent a. */
+/* A pair's exponent: a less what the differences in coordinates, and h, take from it; both are kept. */
 template <int G, int A>
 DEVICE REAL FN(exponent)(int n_linear, int n_angular, REAL a, const REAL *q, const REAL *v, REAL *difference) {
 #pragma unroll

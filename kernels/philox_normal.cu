@@ -1,36 +1,19 @@
-/* Normal deviates on the GPU: a thread draws four numbers and stores them at once where every row begins at a multiple of four.
- * Contract: philox_normal.h. */
+/* Normal deviates on the GPU, four a thread (draw_fours.cuh). Contract: philox_normal.h. */
 #ifndef REAL
 #include "philox_normal.h"
 
 #include "cuda_block.cuh"
-enum { THREADS = 256 };
 #define MDPS_FILE "philox_normal.cu"
 #include "for_each_real.h"
 
 int philox_normal_cuda(const void *parameters, int64_t, int is_double, void *stream) {
     const PhiloxDraw *p = (const PhiloxDraw *)parameters;
-    const int64_t blocks = (p->B * ((p->n + 3) / 4) + THREADS - 1) / THREADS;
-    return launch(is_double ? draw_f64 : draw_f32, blocks, THREADS, 0, stream, *p);
+    return launch(is_double ? draw_f64 : draw_f32, blocks_of_fours(*p), THREADS, 0, stream, *p);
 }
 #else
-#include "real_math.h"
-
-#include "draw.h"
-
-typedef struct alignas(16) {
-    REAL number[4];
-} FN(Four);
+#include "draw_fours.cuh"
 
 static __global__ void FN(draw)(PhiloxDraw p) {
-    const int64_t fours = (p.n + 3) / 4, i = thread_of_grid(), b = i / fours, first = i % fours * 4;
-    if (b >= p.B) return;
-    REAL *out = (REAL *)p.out + b * p.n + first;
-    FN(Four) four;
-    FN(draw_normal)(source_of_row(p.seed, b), first, 4, four.number);
-    if (p.n % 4 == 0) *(FN(Four) *)out = four;
-    else
-        for (int j = 0; j < 4; j++)
-            if (first + j < p.n) out[j] = four.number[j];
+    FN(draw_four)(p, [](Source s, int64_t first, int64_t n, REAL *out) { FN(draw_normal)(s, first, n, out); });
 }
 #endif

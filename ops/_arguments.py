@@ -56,6 +56,9 @@ def state_size(n_dim: int, n_angular: int) -> None:
 
 
 def named(error: RuntimeError) -> Exception:
-    """The ValueError that an operator's own RuntimeError means ("mdps.<operator>: <argument>: ..."); any other unchanged."""
-    text = str(error)
-    return ValueError(text.partition("\n")[0].partition(": ")[2]) if text.startswith("mdps.") else error
+    """The ValueError that an operator's "mdps.<operator>: bandwidths: ..." means, whose values the shim alone looks at.
+
+    Any other error stays: what is left after the checks here is the machine's (memory, threads, CUDA).
+    """
+    what = str(error).partition("\n")[0].partition(": ")[2]
+    return ValueError(what) if str(error).startswith("mdps.") and what.startswith("bandwidths: ") else error

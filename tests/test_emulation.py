@@ -137,6 +137,38 @@ def test_operators(site, order):
     assert status == 0, output[-5000:]
 
 
+FAILED_LAUNCHES = """
+import os, torch, mdps
+from mdps import ops
+x, seed = torch.zeros(2, 5, 3), ops.make_seed()
+calls = [lambda: ops.normalize_log_weights(x[..., 0]), lambda: ops.mixture_log_prob(x, x, x[..., 0], torch.ones(3)),
+         lambda: ops.mixture_resample(x, x[..., 0], torch.ones(3), seed), lambda: ops.philox_normal(seed, (2, 5))]
+for call in calls:
+    call()
+    os.environ["MDPS_EMULATION_FAIL"] = "1"
+    try:
+        call()
+    except RuntimeError as error:
+        print(error)
+    del os.environ["MDPS_EMULATION_FAIL"]
+    call()
+print(mdps._C.live_handles())
+"""
+
+
+@pytest.mark.slow
+def test_a_failed_launch(site):
+    """One clear error, nothing leaks, and the next call works."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", FAILED_LAUNCHES], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    *errors, handles = done.stdout.splitlines()
+    names = ("normalize_log_weights", "mixture_log_prob", "mixture_resample", "philox_normal")
+    why = "this GPU is older than the architectures that mdps was built for"
+    assert [e.partition(why)[0] for e in errors] == [f"mdps.{n}: CUDA: " for n in names]
+    assert handles == "0"
+
+
 @pytest.mark.slow
 def test_parity(site, tmp_path):
     assert not mdps.build_info()["emulated"]

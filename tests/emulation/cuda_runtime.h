@@ -27,23 +27,14 @@ struct uint3 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct alignas(8) float2 {
-    float x, y;
-};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
 struct alignas(16) double2 {
     double x, y;
 };
-struct alignas(16) longlong2 {
-    long long x, y;
-};
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline double2 make_double2(double x, double y) { return {x, y}; }
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
@@ -74,7 +65,6 @@ template <typename T> T shuffle(unsigned mask, Line line, T value, int from) {
 } // namespace emulation
 
 #define __syncthreads() emulation::barrier(__LINE__)
-#define __syncthreads_or(predicate) (emulation::barrier_vote(__LINE__, (predicate) != 0) > 0)
 #define __syncthreads_count(predicate) emulation::barrier_vote(__LINE__, (predicate) != 0)
 
 // Warp operations take the line they are called at, by a type that no number is taken for.
@@ -90,15 +80,9 @@ template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, A
     int lane = (int)(threadIdx.x % 32);
     return emulation::shuffle(mask, line, value, lane >= (int)delta ? lane - (int)delta : lane);
 }
-template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, AT) {
-    int lane = (int)(threadIdx.x % 32);
-    return emulation::shuffle(mask, line, value, lane + (int)delta < 32 ? lane + (int)delta : lane);
-}
 inline unsigned __ballot_sync(unsigned mask, int predicate, AT) {
     return (unsigned)emulation::warp(mask, emulation::VOTE, line, predicate != 0, 0);
 }
-inline int __any_sync(unsigned mask, int predicate, AT) { return __ballot_sync(mask, predicate, line) != 0; }
-inline int __all_sync(unsigned mask, int predicate, AT) { return __ballot_sync(mask, !predicate, line) == 0; }
 #undef AT
 
 // Integers only: sums of floats in the order of arrival are not the same twice.
@@ -106,10 +90,7 @@ template <typename T> T atomicAdd(T *address, T value) {
     static_assert(static_cast<T>(0.5) == 0, "atomicAdd of a floating-point number");
     return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
-template <typename T> T __ldg(const T *address) { return *address; }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 
 // The run-time. A kernel that fails says so on stderr and ends the process: there is no way to go on from there.
 enum cudaError_t {

@@ -2,8 +2,8 @@
 // the kernels are compiled with any.
 //
 // A block's threads run one after the other, each until it waits or ends, in an order that MDPS_EMULATION_ORDER chooses:
-// "forward" (the default), "reverse", or a number, the seed of a random one. A warp operation waits for the lanes of its mask
-// alone, so that code which takes it for granted that lanes move together fails.
+// "forward" (the default), "reverse", or a number, the seed of a random one. With MDPS_EMULATION_FAIL every launch fails. A
+// warp operation waits for the lanes of its mask alone, so that code which takes it for granted that lanes move together fails.
 //
 // Under ThreadSanitizer a switch orders nothing by itself; only barriers and __syncwarp do, as on a GPU. So a read of shared
 // memory that no barrier separates from the write is a race that it reports. Two variables stand for each barrier: threads
@@ -301,6 +301,7 @@ uint64_t warp(unsigned mask, Operation operation, Line line, uint64_t value, int
 int run(dim3 blocks, dim3 threads, size_t shared, void (*body)(const void *), const void *job) {
     static std::mutex one_launch;
     std::lock_guard<std::mutex> lock(one_launch);
+    if (getenv("MDPS_EMULATION_FAIL")) return cudaErrorNoKernelImageForDevice; // as a card does that is too old
     n_threads = (int)threads.x;
     if (n_threads < 1 || n_threads > 1024 || n_threads % LANES || threads.y != 1 || threads.z != 1)
         return cudaErrorInvalidConfiguration;
