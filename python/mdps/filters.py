@@ -1,8 +1,12 @@
-"""The Mixture Density Particle Filter: a regularised particle filter that trains end to end.
+"""Particle filters that train end to end: the loop over time that all share, and the Mixture Density Particle Filter.
 
-Idea: the belief is a kernel density mixture. Resampling draws from it, and the importance-weighted sample gradient (IWSG)
-gives the draws, which are constants, weights of value 1 whose gradient is that of the mixture's log-density: unbiased
-gradients through every resampling, back to the first observation.
+Idea: the belief is a kernel density mixture around weighted particles. A filter resamples, moves and weighs them; filters
+differ in how they resample (`ParticleFilter._resample`), which is where gradients get lost. The Mixture Density Particle Filter
+draws from the mixture, and the importance-weighted sample gradient (IWSG) gives the draws, which are constants, weights of
+value 1 whose gradient is that of the mixture's log-density: unbiased gradients through every resampling, back to the first
+observation. The others are in baseline_filters.py.
+
+Several filters over the same sequences, as the two of a smoother, run as one batch (`filter_together`).
 
 Source: "Learning to be Smooth", section 2 (Mixture Density Particle Filters) and figure "The Mixture Density Particle
 Filter" of the appendix, here in log space. IWSG: equation (iwsg_2).
@@ -28,6 +32,8 @@ class Dynamics(Protocol):
 
     It may have a method `for_sequence() -> callable`. A filter then calls that once for a sequence, and its result instead of
     the model for each step: the place for work that is the same at every step, as gathering parameters into one tensor.
+    Its class may have a method `stack(models) -> callable or None`, which does the same for R models at once: the rows of what
+    the callable is given are those of the first model, then as many of the second, and so on.
     """
 
     noise_size: int
@@ -42,7 +48,8 @@ class Likelihood(Protocol):
 
     It may have a method `encode(observations (B, T, ...)) -> (B, T, ...)`. A filter then calls that once for a sequence, and
     hands its result instead of the observation to the calls below. An encoder that filters and smoothers share and that is
-    costly runs only once if its user runs it and passes the codes as observations. It may have `for_sequence`, as `Dynamics`.
+    costly runs only once if its user runs it and passes the codes as observations. It may have `for_sequence` and `stack`, as
+    `Dynamics`.
     """
 
     def __call__(self, particles: Tensor, observation: Tensor) -> Tensor:
@@ -105,12 +112,28 @@ class _Models(NamedTuple):
 
     dynamics: Dynamics
     likelihood: Likelihood
-    bandwidths: Tensor
-    """(D), of the mixture that is resampled."""
+    bandwidths: Tensor | None
+    """(D), or (B, D) for rows of several filters: of the mixture that is resampled, where a filter has one."""
 
 
-class MixtureDensityParticleFilter(nn.Module):
-    """Mixture Density Particle Filter (MDPF), forward or reverse in time; with two bandwidths, A-MDPF.
+class _Rows(NamedTuple):
+    """Sequences in the order in which their filter goes through them, step by step."""
+
+    codes: Sequence[Tensor]
+    moves: Sequence[Tensor | None]
+    observed: Sequence[Tensor | None]
+    moving: Sequence[Tensor | None]
+    """bool (B,): whether the step moves the particles; None: it moves all."""
+    draws: Sequence[Tensor]
+    """int64 (B,): seed of the resampling."""
+    noise: Sequence[Tensor]
+
+
+class ParticleFilter(nn.Module):
+    """A particle filter, forward or reverse in time; what its kinds share.
+
+    A kind says by `_resample` how particles are drawn, and what gradient the draws carry. Filters of one kind whose `_kind`
+    is equal can run as one batch.
 
     Args:
         space: the state's dimensions.
@@ -118,13 +141,10 @@ class MixtureDensityParticleFilter(nn.Module):
         likelihood: weighs particles (protocol `Likelihood`).
         n_particles: N.
         reverse: run from each sequence's end to its start.
-        resampling: "stratified", "multinomial", "systematic" or "residual" choice of the kernels that are drawn from.
+        resampling: "stratified", "multinomial", "systematic" or "residual" choice of the particles.
         posterior_bandwidth: of the beliefs, before training: D numbers or one, standard deviations in the units of the state
             (angles: radians).
-        resampling_bandwidth: of the mixture that is resampled, before training. None: the posterior's, one parameter (MDPF).
-        minimum_bandwidth: what both stay above.
-
-    The parameters are `posterior_bandwidth` and `resampling_bandwidth` (modules `Bandwidth`) and those of the networks.
+        minimum_bandwidth: what it stays above.
     """
 
     def __init__(
@@ -137,7 +157,6 @@ class MixtureDensityParticleFilter(nn.Module):
         reverse: bool = False,
         resampling: str = "stratified",
         posterior_bandwidth: float | Sequence[float] = 0.5,
-        resampling_bandwidth: float | Sequence[float] | None = None,
         minimum_bandwidth: float | Sequence[float] = 0.01,
     ) -> None:
         super().__init__()
@@ -148,11 +167,18 @@ class MixtureDensityParticleFilter(nn.Module):
         self.space, self.n_particles, self.reverse, self.resampling = space, n_particles, reverse, resampling
         self.dynamics, self.likelihood = dynamics, likelihood
         self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, space, name="posterior_bandwidth")
-        self.resampling_bandwidth = (
-            None
-            if resampling_bandwidth is None
-            else Bandwidth(resampling_bandwidth, minimum_bandwidth, space, name="resampling_bandwidth")
-        )
+
+    def _resample(self, models: _Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
+        """Draw N particles of the posterior by seed (B,): them, weighted, and their ancestors (B, N)."""
+        raise NotImplementedError
+
+    def _kind(self) -> tuple:
+        """What filters that run as one batch have in common."""
+        return type(self), self.space, self.n_particles, self.resampling, self.dynamics.noise_size
+
+    def _bandwidths(self) -> Tensor | None:
+        """Those of the mixture that is resampled, (D)."""
+        return None
 
     def forward(
         self,
@@ -183,26 +209,7 @@ class MixtureDensityParticleFilter(nn.Module):
 
         On a GPU nothing here waits for it; in a CUDA graph (torch.cuda.graph) the calls run as they were captured.
         """
-        self.check_particles("initial", initial)
-        sequence = prepare(observations, actions, lengths, observed, seed, initial.size(0), initial.device)
-        T = observations.size(1)
-        codes = encode(self.likelihood, sequence.observations).unbind(1)
-        moves = sequence.actions.unbind(1) if sequence.actions is not None else None
-        masks = sequence.observed.unbind(1) if sequence.observed is not None else [None] * T
-        draws, noise = self._random(sequence.seed, range(T), initial)
-        models, state, steps = self._models(), None, []
-        for t in reversed(range(T)) if self.reverse else range(T):
-            if state is None:
-                predicted, ancestors = self._begin(initial)
-            else:
-                action = moves[t + self.reverse] if moves is not None else None
-                predicted, ancestors = self._predict(models, state.posterior, draws[t], noise[t], action)
-                if sequence.lengths is not None:
-                    moving = t < sequence.lengths - int(self.reverse)
-                    predicted, ancestors = self._stay(moving, predicted, ancestors, state)
-            state = self._update(models, t, sequence.seed, predicted, ancestors, codes[t], masks[t])
-            steps.append(state)
-        return self._beliefs(steps[::-1] if self.reverse else steps)
+        return filter_together([self], [initial], observations, actions, lengths, observed, [seed])[0]
 
     def start(
         self,
@@ -223,7 +230,7 @@ class MixtureDensityParticleFilter(nn.Module):
         B, device = initial.size(0), initial.device
         sequence = prepare(observation.unsqueeze(1), None, None, _one_step(observed), seed, B, device)
         predicted, ancestors = self._begin(initial)
-        return self._update_online(self._models(), time, sequence, predicted, ancestors)
+        return self._update_online(_models([self]), time, sequence, predicted, ancestors)
 
     def step(
         self, state: FilterState, observation: Tensor, action: Tensor | None = None, observed: Tensor | None = None
@@ -243,9 +250,9 @@ class MixtureDensityParticleFilter(nn.Module):
         particles, seed = state.posterior.states, state.seed
         B, device = particles.size(0), particles.device
         sequence = prepare(observation.unsqueeze(1), _one_step(action), None, _one_step(observed), seed, B, device)
-        draws, noise = self._random(seed, range(time, time + 1), particles)
+        draws, noise = _random([self], [seed], range(time, time + 1), particles)
         move = sequence.actions.squeeze(1) if sequence.actions is not None else None
-        models = self._models()
+        models = _models([self])
         predicted, ancestors = self._predict(models, state.posterior, draws[0], noise[0], move)
         return self._update_online(models, time, sequence, predicted, ancestors)
 
@@ -267,17 +274,12 @@ class MixtureDensityParticleFilter(nn.Module):
     def _predict(
         self, models: _Models, posterior: Particles, seed: Tensor, noise: Tensor, action: Tensor | None
     ) -> tuple[Particles, Tensor]:
-        """Draw from the resampling mixture, move the draws; their weights are 1 / N and carry its gradient."""
-        mixture, n_angular = (*posterior, models.bandwidths), self.space.n_angular
-        z, ancestors = ops.mixture_resample(*mixture, seed, n_angular=n_angular, scheme=self.resampling)
-        states = self.space.wrap(models.dynamics(z, noise, action))
-        if states.shape != z.shape:
-            raise ValueError(f"dynamics: expected to return shape {tuple(z.shape)}, got {tuple(states.shape)}")
-        if torch.is_grad_enabled():
-            log_weights = ops.iwsg_log_weights(z, *mixture, n_angular=n_angular) - math.log(z.size(1))
-        else:
-            log_weights = torch.full_like(posterior.log_weights, -math.log(z.size(1)))
-        return Particles(states, log_weights), ancestors
+        """Resample, and move what was drawn."""
+        drawn, ancestors = self._resample(models, posterior, seed)
+        states = self.space.wrap(models.dynamics(drawn.states, noise, action))
+        if states.shape != drawn.states.shape:
+            raise ValueError(f"dynamics: expected to return shape {tuple(drawn.states.shape)}, got {tuple(states.shape)}")
+        return Particles(states, drawn.log_weights), ancestors
 
     def _update(
         self,
@@ -308,20 +310,6 @@ class MixtureDensityParticleFilter(nn.Module):
         log_weights = torch.where(row, predicted.log_weights, -math.log(self.n_particles))
         return Particles(states, log_weights), torch.where(row, ancestors, torch.arange(self.n_particles, device=row.device))
 
-    # ---- What surrounds it ----------------------------------------------------------------------------------------------
-
-    def _models(self) -> _Models:
-        bandwidths = (self.resampling_bandwidth or self.posterior_bandwidth)()
-        return _Models(for_sequence(self.dynamics), for_sequence(self.likelihood), bandwidths)
-
-    def _random(self, seed: Tensor, times: range, like: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Seeds (B,) of the draws and noise (B, N, K) for each of these times; they depend on seed (B,) and time alone."""
-        B, N = like.shape[:2]
-        draws = time_seeds(seed, times, 0).mT.contiguous()
-        keys = time_seeds(seed, times, 1).mT.flatten()
-        noise = ops.philox_normal(keys, (len(times) * B, N, self.dynamics.noise_size), dtype=like.dtype)
-        return draws.unbind(0), noise.view(len(times), B, N, self.dynamics.noise_size).unbind(0)
-
     def _update_online(
         self, models: _Models, time: int, sequence: Sequences, predicted: Particles, ancestors: Tensor
     ) -> FilterState:
@@ -329,17 +317,179 @@ class MixtureDensityParticleFilter(nn.Module):
         observed = sequence.observed.squeeze(1) if sequence.observed is not None else None
         return self._update(models, time, sequence.seed, predicted, ancestors, code, observed)
 
-    def _beliefs(self, steps: list[FilterState]) -> FilterBeliefs:
-        bandwidths = self.posterior_bandwidth()
-        states = torch.stack([s.predicted.states for s in steps], 1)
-        return FilterBeliefs(
-            posterior=Mixture(states, torch.stack([s.posterior.log_weights for s in steps], 1), bandwidths, self.space),
-            predicted=Mixture(states, torch.stack([s.predicted.log_weights for s in steps], 1), bandwidths, self.space),
-            ancestors=torch.stack([s.ancestors for s in steps], 1),
-            collapsed=torch.stack([s.collapsed for s in steps], 1),
-            log_evidence=torch.stack([s.log_evidence for s in steps], 1),
-            ess=torch.stack([s.ess for s in steps], 1),
+
+class MixtureDensityParticleFilter(ParticleFilter):
+    """Mixture Density Particle Filter (MDPF), forward or reverse in time; with two bandwidths, A-MDPF.
+
+    Resampling draws from the belief's mixture, and the draws carry its gradient (IWSG).
+
+    Args:
+        space, dynamics, likelihood, n_particles, reverse, resampling, posterior_bandwidth, minimum_bandwidth: as for
+            `ParticleFilter`.
+        resampling_bandwidth: of the mixture that is resampled, before training. None: the posterior's, one parameter (MDPF).
+
+    The parameters are `posterior_bandwidth` and `resampling_bandwidth` (modules `Bandwidth`) and those of the networks.
+    """
+
+    def __init__(
+        self,
+        space: StateSpace,
+        dynamics: Dynamics,
+        likelihood: Likelihood,
+        n_particles: int,
+        *,
+        reverse: bool = False,
+        resampling: str = "stratified",
+        posterior_bandwidth: float | Sequence[float] = 0.5,
+        resampling_bandwidth: float | Sequence[float] | None = None,
+        minimum_bandwidth: float | Sequence[float] = 0.01,
+    ) -> None:
+        super().__init__(
+            space,
+            dynamics,
+            likelihood,
+            n_particles,
+            reverse=reverse,
+            resampling=resampling,
+            posterior_bandwidth=posterior_bandwidth,
+            minimum_bandwidth=minimum_bandwidth,
         )
+        self.resampling_bandwidth = (
+            None
+            if resampling_bandwidth is None
+            else Bandwidth(resampling_bandwidth, minimum_bandwidth, space, name="resampling_bandwidth")
+        )
+
+    def _bandwidths(self) -> Tensor:
+        return (self.resampling_bandwidth or self.posterior_bandwidth)()
+
+    def _resample(self, models: _Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
+        assert models.bandwidths is not None
+        mixture, n_angular = (*posterior, models.bandwidths), self.space.n_angular
+        z, ancestors = ops.mixture_resample(*mixture, seed, n_angular=n_angular, scheme=self.resampling)
+        if torch.is_grad_enabled():
+            log_weights = ops.iwsg_log_weights(z, *mixture, n_angular=n_angular) - math.log(self.n_particles)
+        else:
+            log_weights = torch.full_like(posterior.log_weights, -math.log(self.n_particles))
+        return Particles(z, log_weights), ancestors
+
+
+# ---- Sequences of one filter, or of several as one batch ----------------------------------------------------------------
+
+
+def filter_together(
+    filters: Sequence[ParticleFilter],
+    initial: Sequence[Tensor],
+    observations: Tensor,
+    actions: Tensor | None = None,
+    lengths: Tensor | None = None,
+    observed: Tensor | None = None,
+    seeds: Sequence[Tensor | None] | None = None,
+) -> list[FilterBeliefs]:
+    """Filter the same sequences by several filters, as one batch where they are of one kind: that saves calls.
+
+    Args:
+        filters: R filters. Those of one kind, number of particles and scheme of resampling run as one batch, and of that
+            batch the networks as one call if their classes have `stack`; others run one after the other.
+        initial: R tensors (B, N, D). seeds: R tensors, () or (B,).
+        observations, actions, lengths, observed: as for `ParticleFilter.forward`.
+
+    Returns:
+        The beliefs of each filter, the same as one by one, up to the rounding of gradients.
+    """
+    seeds = seeds if seeds is not None else [None] * len(filters)
+    if any(f._kind() != filters[0]._kind() for f in filters):
+        return [f(observations, i, actions, lengths, observed, s) for f, i, s in zip(filters, initial, seeds, strict=True)]
+    sequences = []
+    for f, particles, seed in zip(filters, initial, seeds, strict=True):
+        f.check_particles("initial", particles)
+        sequences.append(prepare(observations, actions, lengths, observed, seed, particles.size(0), particles.device))
+    first, states, seed = filters[0], torch.cat(list(initial)), torch.cat([s.seed for s in sequences])
+    rows, models = _rows(filters, sequences, states), _models(filters, states.size(0))
+    steps: list[FilterState] = []
+    for k, code in enumerate(rows.codes):
+        if k == 0:
+            predicted, ancestors = first._begin(states)
+        else:
+            predicted, ancestors = first._predict(models, steps[-1].posterior, rows.draws[k], rows.noise[k], rows.moves[k])
+            if (moving := rows.moving[k]) is not None:
+                predicted, ancestors = first._stay(moving, predicted, ancestors, steps[-1])
+        steps.append(first._update(models, k, seed, predicted, ancestors, code, rows.observed[k]))
+    return _beliefs(filters, steps)
+
+
+def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> _Models:
+    bandwidths = filters[0]._bandwidths()
+    if bandwidths is not None and len(filters) > 1:
+        each = torch.stack([bandwidths, *(f._bandwidths() for f in filters[1:])])  # type: ignore[list-item]
+        bandwidths = each.repeat_interleave(n_rows // len(filters), 0)
+    dynamics, likelihood = for_sequence([f.dynamics for f in filters]), for_sequence([f.likelihood for f in filters])
+    return _Models(dynamics, likelihood, bandwidths)
+
+
+def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], states: Tensor) -> _Rows:
+    """Everything by step, the sequences of a reverse filter from their ends on."""
+    T = sequences[0].observations.size(1)
+    codes, moves, observed, moving = [], [], [], []
+    for f, s in zip(filters, sequences):
+        order = _backwards if f.reverse else _as_it_is
+        codes.append(order(encode(f.likelihood, s.observations)))
+        if s.actions is not None:  # a reverse filter's step to t takes actions[:, t + 1]
+            moves.append(order(s.actions).roll(1, 1) if f.reverse else s.actions)
+        if s.observed is not None:
+            observed.append(order(s.observed))
+        if s.lengths is not None:
+            last = s.lengths.unsqueeze(1) - int(f.reverse)
+            moving.append(order(torch.arange(T, device=states.device) < last))
+    draws, noise = _random(filters, [s.seed for s in sequences], range(T), states)
+    return _Rows(*(_steps(x, T) for x in (codes, moves, observed, moving)), draws, noise)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _backwards(x: Tensor) -> Tensor:
+    return x.flip(1)
+
+
+def _steps(tensors: list[Tensor], T: int) -> Sequence[Tensor | None]:
+    """The steps of all filters' tensors (B, T, ...) together, or as often None."""
+    return torch.cat(tensors).unbind(1) if tensors else [None] * T
+
+
+def _random(
+    filters: Sequence[ParticleFilter], seeds: Sequence[Tensor], times: range, like: Tensor
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Seeds (B,) of the draws and noise (B, N, K) for each of these times, in the filters' order; they depend on a sequence's
+    seed and time alone."""
+    keys = []
+    for stream in range(2):
+        by_filter = [(f, time_seeds(seed, times, stream)) for f, seed in zip(filters, seeds)]
+        keys.append(torch.cat([_backwards(k) if f.reverse else k for f, k in by_filter]).mT.contiguous())
+    shape = (like.size(0), like.size(1), filters[0].dynamics.noise_size)
+    noise = ops.philox_normal(keys[1].flatten(), (len(times) * shape[0], *shape[1:]), dtype=like.dtype)
+    return keys[0].unbind(0), noise.unflatten(0, (len(times), shape[0])).unbind(0)
+
+
+def _beliefs(filters: Sequence[ParticleFilter], steps: list[FilterState]) -> list[FilterBeliefs]:
+    """Those of each filter, from the steps of all."""
+
+    def by_filter(fields: list[Tensor]) -> list[Tensor]:
+        parts = torch.stack(fields, 1).chunk(len(filters))
+        return [_backwards(p) if f.reverse else p for f, p in zip(filters, parts)]
+
+    names = "ancestors", "collapsed", "log_evidence", "ess"
+    numbers = [by_filter([getattr(s, name) for s in steps]) for name in names]
+    states = by_filter([s.predicted.states for s in steps])
+    posterior = by_filter([s.posterior.log_weights for s in steps])
+    predicted = by_filter([s.predicted.log_weights for s in steps])
+    beliefs = []
+    for i, f in enumerate(filters):
+        b = f.posterior_bandwidth()
+        after, before = (Mixture(states[i], w[i], b, f.space) for w in (posterior, predicted))
+        beliefs.append(FilterBeliefs(after, before, *(n[i] for n in numbers)))
+    return beliefs
 
 
 def _one_step(x: Tensor | None) -> Tensor | None:

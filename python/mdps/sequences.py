@@ -1,5 +1,6 @@
 """The arguments that filters and smoothers share: checked, and masked so that nothing missing can reach a network."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -115,9 +116,26 @@ def encode(network: Any, observations: Tensor) -> Tensor:
     return codes
 
 
-def for_sequence(model: Any) -> Any:
-    """Return model.for_sequence(), or the model where it has no such method."""
-    return model.for_sequence() if hasattr(model, "for_sequence") else model
+def for_sequence(models: Sequence[Any]) -> Any:
+    """Return one function for the steps of a sequence: it takes the rows of all the models, in equal shares, one after another.
+
+    It is model.for_sequence(), or the model where it has no such method. Several models become one by the `stack` of their
+    class; where there is none, or it returns None, each is given its share.
+    """
+    first = models[0]
+    if len(models) > 1 and all(type(m) is type(first) for m in models) and hasattr(type(first), "stack"):
+        together = type(first).stack(models)
+        if together is not None:
+            return together
+    functions = [m.for_sequence() if hasattr(m, "for_sequence") else m for m in models]
+    if len(functions) == 1:
+        return functions[0]
+
+    def each(*rows: Tensor | None) -> Tensor:
+        shares = [[None] * len(functions) if r is None else r.chunk(len(functions)) for r in rows]
+        return torch.cat([f(*share) for f, share in zip(functions, zip(*shares))])
+
+    return each
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
-from .filters import FilterBeliefs, MixtureDensityParticleFilter
+from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
 from .sequences import encode, masked, prepare, row_seeds
 
@@ -135,8 +135,10 @@ class MixtureDensityParticleSmoother(nn.Module):
     ) -> tuple[FilterBeliefs, FilterBeliefs]:
         """Return the beliefs of the forward and the backward filter alone, as a stage that trains only those needs them."""
         seeds = ops.split_seed(self._row_seeds(initial, final, seed), 3)
-        forward = self.forward_filter(observations, initial, actions, lengths, observed, seeds[:, 0].contiguous())
-        backward = self.backward_filter(observations, final, actions, lengths, observed, seeds[:, 1].contiguous())
+        filters, particles = (self.forward_filter, self.backward_filter), (initial, final)
+        forward, backward = filter_together(
+            filters, particles, observations, actions, lengths, observed, [s.contiguous() for s in seeds.unbind(1)[:2]]
+        )
         return forward, backward
 
     def smooth(
