@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 
 import bearings_only
+import methods
 import configuration
 import staged
 
@@ -183,14 +184,14 @@ def test_gradient_clipping_is_active(tmp_path, monkeypatch):
 def test_initial_particles():
     seed = torch.tensor(3)
     states = torch.tensor([[3.0, -4.0, 3.1], [0.0, 0.0, 0.0]])
-    near = bearings_only.around(states, 20000, 0.01, 100.0, seed)
+    near = methods.around(states, 20000, 0.01, 100.0, seed)
     assert near.shape == (2, 20000, 3) and near[..., 2].abs().max() <= 3.1416
-    offset = bearings_only.SPACE.difference(near, states[:, None])
+    offset = methods.SPACE.difference(near, states[:, None])
     torch.testing.assert_close(offset.mean(1), torch.zeros(2, 3), atol=4e-3, rtol=0)
     torch.testing.assert_close(offset[..., :2].std(1), torch.full((2, 2), 0.01), atol=3e-4, rtol=0)
     # E cos = I1(100) / I0(100) = 0.99499 for von Mises noise
     torch.testing.assert_close(offset[..., 2].cos().mean(1), torch.full((2,), 0.994987), atol=2e-4, rtol=0)
-    far = bearings_only.anywhere(3, 20000, seed)
+    far = methods.anywhere(3, 20000, seed)
     extent = torch.tensor([10, 10, torch.pi])
     assert (far.abs() <= extent).all()
     torch.testing.assert_close(far.std(1) / extent, torch.full((3, 3), 3**-0.5), atol=0.01, rtol=0)

@@ -11,7 +11,6 @@ The same command on a folder that holds an unfinished run goes on with it.
 import argparse
 import dataclasses
 import json
-import math
 import shutil
 import sys
 import time
@@ -24,30 +23,25 @@ import lightning as L
 import staged
 import torch
 from configuration import ConfigurationError, option
-from staged import Stage, mix
-from torch import Tensor, nn
+from methods import METHODS, Tracker, stages
+from staged import mix
+from torch import Tensor
 
-import mdps
 from mdps import bearings_only as task
-from mdps import metrics, ops
-from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
+from mdps import metrics
 
-SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
 NAMES = {"forward": "forward filter", "backward": "backward filter", "smoothed": "smoother"}
 BAYES_LIMIT = {"forward": (1.87, 1.7), "backward": (3.35, None), "smoothed": (1.09, 1.06)}
 """NLL and mean position error [m] of the true model: a bootstrap filter with 300,000 particles on the true augmented state
 (pose, waypoint, speed), 40 sequences. Filter and smoother know the start as here; beside the backward filter stands the
 filter with an unknown start. They are upper bounds of the optimum."""
-MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
-FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
-"""Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
     """Everything that a run depends on."""
 
-    method: str = option("mdps", "mdps: the smoother; mdpf: the forward filter alone", ("mdps", "mdpf"))
+    method: str = option("mdps", "what is trained: a name of the table in methods.py", tuple(METHODS))
     stages: str = option(
         "paper", "stages of training: paper (three for mdps) or code (four, the authors' program)", ("paper", "code")
     )
@@ -58,13 +52,14 @@ class Configuration:
     n_steps: int = option(50, "time steps of a sequence, 0.75 s each", minimum=2)
     label_every: int = option(4, "in training and validation every such step has a true state", minimum=1)
     n_particles: int = option(50, "particles of a filter; the smoother has twice as many", minimum=1)
-    resampling: str = option("stratified", "resampling scheme", ("stratified", "multinomial", "systematic", "residual"))
-    proposal: str = option(
-        "mixture", "the smoother's particles: drawn from both filters' mixture, or their union", ("mixture", "union")
+    resampling: str = option(
+        "method",
+        "resampling scheme; method: the method's own",
+        ("method", "stratified", "multinomial", "systematic", "residual"),
     )
     posterior_bandwidth: float = option(2.0, "first bandwidth of all beliefs in position, metres", minimum=0.11)
     resampling_bandwidth: float = option(
-        0.0, "first bandwidth of the resampled mixtures in position, metres; 0: 2.0 for mdps, 0.75 for mdpf", minimum=0.0
+        0.0, "first bandwidth of the resampled mixtures in position, metres; 0: the method's own", minimum=0.0
     )
     position_noise: float = option(0.01, "standard deviation of the forward start around the truth, metres", minimum=0.0)
     heading_concentration: float = option(100.0, "concentration kappa of the forward start's heading", minimum=0.0)
@@ -94,140 +89,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def stages(c: Configuration) -> list[Stage]:
-    """The stages of training; groups of parameters are those of `Tracker.groups`."""
-    both, smoothed = {"forward": 0.5, "backward": 0.5}, {"smoothed": 1.0}
-    if c.method == "mdpf":
-        both = {"forward": 1.0}
-        all_ = [
-            Stage("filter", {"filters": 1e-3, "resampling": 1e-4}, both),
-            Stage("posterior bandwidth", {"posterior": 2.5e-4}, both),
-        ]
-    elif c.stages == "code":
-        all_ = [
-            Stage("filters", {"filters": 1e-3, "resampling": 1e-5}, both),
-            Stage("posterior bandwidths", {"posterior": 1e-3}, both),
-            Stage("smoother", {"smoother": 1e-3, "output": 1e-4}, smoothed),
-            Stage(
-                "everything",
-                {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5},
-                smoothed,
-            ),
-        ]
-    else:
-        all_ = [
-            Stage("filters", {"filters": 1e-3, "resampling": 1e-5, "posterior": 1e-3}, both),
-            Stage("smoother", {"smoother": 1e-3, "output": 1e-3}, smoothed),
-            Stage(
-                "everything",
-                {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5},
-                smoothed,
-            ),
-        ]
-    all_[0] = dataclasses.replace(all_[0], max_epochs=c.first_stage_epochs)
-    return [dataclasses.replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in all_]
-
-
 def schedule(c: Configuration) -> staged.Schedule:
     """How long stages last and how their rates fall."""
     return staged.Schedule(**{f.name: getattr(c, f.name) for f in dataclasses.fields(staged.Schedule)})
-
-
-class Tracker(nn.Module):
-    """A method with its networks and its random start: a smoother (mdps) or a forward filter (mdpf)."""
-
-    def __init__(self, c: Configuration) -> None:
-        super().__init__()
-        self.c = c
-        encoder = ObservationEncoder()
-        posterior = (c.posterior_bandwidth, c.posterior_bandwidth, FIRST_HEADING_BANDWIDTH)
-        width = c.resampling_bandwidth or {"mdps": 2.0, "mdpf": 0.75}[c.method]
-        options = {
-            "resampling": c.resampling,
-            "posterior_bandwidth": posterior,
-            "resampling_bandwidth": (width, width, FIRST_HEADING_BANDWIDTH),
-            "minimum_bandwidth": MINIMUM_BANDWIDTH,
-        }
-        filters = [
-            mdps.MixtureDensityParticleFilter(
-                SPACE, ResidualDynamics(), PoseLikelihood(encoder), c.n_particles, reverse=r, **options
-            )
-            for r in ((False, True) if c.method == "mdps" else (False,))
-        ]
-        if c.method == "mdpf":
-            self.estimator = filters[0]
-        else:
-            self.estimator = mdps.MixtureDensityParticleSmoother(
-                *filters,
-                PoseSmootherLikelihood(encoder),
-                proposal=c.proposal,
-                posterior_bandwidth=posterior,
-                minimum_bandwidth=MINIMUM_BANDWIDTH,
-            )
-
-    def groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by what the stages call them; every parameter is in one group."""
-        groups: dict[str, list[nn.Parameter]] = {"filters": [], "resampling": [], "posterior": [], "smoother": [], "output": []}
-        for name, parameter in self.named_parameters():
-            filter_ = "_filter." in name or self.c.method == "mdpf"
-            if "resampling_bandwidth" in name:
-                groups["resampling"].append(parameter)
-            elif "posterior_bandwidth" in name:
-                groups["posterior" if filter_ else "output"].append(parameter)
-            else:
-                groups["filters" if filter_ else "smoother"].append(parameter)
-        return groups
-
-    def beliefs(
-        self, states: Tensor, observations: Tensor, seed: int, names: tuple[str, ...] = tuple(NAMES)
-    ) -> dict[str, mdps.Mixture]:
-        """Run the filters, and the smoother if `names` asks for it, on sequences with true starts and seeded particles.
-
-        states (B, T, 3), observations (B, T); the result has mixtures of batch shape (B, T).
-        """
-        key = torch.tensor(seed, device=states.device)
-        start_key, final_key, run_key = ops.split_seed(key, 3).unbind()
-        initial = around(states[:, 0], self.c.n_particles, self.c.position_noise, self.c.heading_concentration, start_key)
-        if self.c.method == "mdpf":
-            return {"forward": self.estimator(observations, initial, seed=run_key).posterior}
-        final = anywhere(len(states), self.c.n_particles, final_key)
-        if "smoothed" in names:
-            b = self.estimator(observations, initial, final, seed=run_key)
-            return {"forward": b.forward.posterior, "backward": b.backward.posterior, "smoothed": b.smoothed}
-        forward, backward = self.estimator.filter(observations, initial, final, seed=run_key)
-        return {"forward": forward.posterior, "backward": backward.posterior}
-
-    def losses(self, batch: tuple[Tensor, Tensor], names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
-        """-log m(truth) of the named beliefs, averaged over the labelled steps of a batch (states, observations)."""
-        states, observations = batch
-        beliefs = self.beliefs(states, observations, seed, names)
-        labelled = slice(None, None, self.c.label_every)
-        return {
-            n: metrics.negative_log_likelihood(
-                at_times(beliefs[n], labelled), states[:, labelled], density_floor=self.c.density_floor
-            ).mean()
-            for n in names
-        }
-
-
-def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
-    """The mixtures of some of the time steps."""
-    return mdps.Mixture(belief.means[:, times], belief.log_weights[:, times], belief.bandwidths, belief.space)
-
-
-def around(states: Tensor, n: int, position_noise: float, heading_concentration: float, seed: Tensor) -> Tensor:
-    """N particles around each true state (B, 3): Gaussian positions, von Mises headings -> (B, N, 3)."""
-    position_key, heading_key = ops.split_seed(seed, 2).unbind()
-    position = states[:, None, :2] + position_noise * ops.philox_normal(position_key, (len(states), n, 2))
-    kappa = torch.full((len(states), n), heading_concentration, device=states.device)
-    heading = states[:, None, 2] + ops.philox_von_mises(heading_key, kappa)
-    return SPACE.wrap(torch.cat([position, heading[..., None]], -1))
-
-
-def anywhere(batch: int, n: int, seed: Tensor) -> Tensor:
-    """N particles uniform in the arena for each sequence, (B, N, 3)."""
-    extent = torch.tensor([task.ARENA, task.ARENA, math.pi], device=seed.device)
-    return (2 * ops.philox_uniform(seed, (batch, n, 3)) - 1) * extent
 
 
 class Data(L.LightningDataModule):

@@ -42,7 +42,7 @@ class Stage:
 
     name: str
     rates: dict[str, float]
-    """Learning rate of each group of parameters that learns; the others are frozen."""
+    """Learning rate of each group of parameters that learns, where the model has it; the others are frozen."""
     losses: dict[str, float]
     """Weight of each belief's loss, by name; a belief that is not named is not evaluated."""
     max_epochs: int = 0
@@ -82,7 +82,7 @@ class StagedModule(L.LightningModule):
         groups = self.model.groups()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-        learning = [{"params": groups[name], "lr": rate, "name": name} for name, rate in self.stage.rates.items()]
+        learning = [{"params": groups[name], "lr": r, "name": name} for name, r in self.stage.rates.items() if groups[name]]
         for group in learning:
             for parameter in group["params"]:
                 parameter.requires_grad_(True)

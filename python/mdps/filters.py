@@ -107,7 +107,7 @@ class FilterBeliefs(NamedTuple):
     """(B, T)."""
 
 
-class _Models(NamedTuple):
+class Models(NamedTuple):
     """What is the same at every step of a sequence."""
 
     dynamics: Dynamics
@@ -168,7 +168,7 @@ class ParticleFilter(nn.Module):
         self.dynamics, self.likelihood = dynamics, likelihood
         self.posterior_bandwidth = Bandwidth(posterior_bandwidth, minimum_bandwidth, space, name="posterior_bandwidth")
 
-    def _resample(self, models: _Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
+    def _resample(self, models: Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
         """Draw N particles of the posterior by seed (B,): them, weighted, and their ancestors (B, N)."""
         raise NotImplementedError
 
@@ -272,7 +272,7 @@ class ParticleFilter(nn.Module):
         return Particles(self.space.wrap(initial), log_weights), torch.arange(N, device=initial.device).expand(B, N)
 
     def _predict(
-        self, models: _Models, posterior: Particles, seed: Tensor, noise: Tensor, action: Tensor | None
+        self, models: Models, posterior: Particles, seed: Tensor, noise: Tensor, action: Tensor | None
     ) -> tuple[Particles, Tensor]:
         """Resample, and move what was drawn."""
         drawn, ancestors = self._resample(models, posterior, seed)
@@ -283,7 +283,7 @@ class ParticleFilter(nn.Module):
 
     def _update(
         self,
-        models: _Models,
+        models: Models,
         time: int,
         seed: Tensor,
         predicted: Particles,
@@ -311,7 +311,7 @@ class ParticleFilter(nn.Module):
         return Particles(states, log_weights), torch.where(row, ancestors, torch.arange(self.n_particles, device=row.device))
 
     def _update_online(
-        self, models: _Models, time: int, sequence: Sequences, predicted: Particles, ancestors: Tensor
+        self, models: Models, time: int, sequence: Sequences, predicted: Particles, ancestors: Tensor
     ) -> FilterState:
         code = encode(self.likelihood, sequence.observations).squeeze(1)
         observed = sequence.observed.squeeze(1) if sequence.observed is not None else None
@@ -363,7 +363,7 @@ class MixtureDensityParticleFilter(ParticleFilter):
     def _bandwidths(self) -> Tensor:
         return (self.resampling_bandwidth or self.posterior_bandwidth)()
 
-    def _resample(self, models: _Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
+    def _resample(self, models: Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
         assert models.bandwidths is not None
         mixture, n_angular = (*posterior, models.bandwidths), self.space.n_angular
         z, ancestors = ops.mixture_resample(*mixture, seed, n_angular=n_angular, scheme=self.resampling)
@@ -418,13 +418,13 @@ def filter_together(
     return _beliefs(filters, steps)
 
 
-def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> _Models:
+def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> Models:
     bandwidths = filters[0]._bandwidths()
     if bandwidths is not None and len(filters) > 1:
         each = torch.stack([bandwidths, *(f._bandwidths() for f in filters[1:])])  # type: ignore[list-item]
         bandwidths = each.repeat_interleave(n_rows // len(filters), 0)
     dynamics, likelihood = for_sequence([f.dynamics for f in filters]), for_sequence([f.likelihood for f in filters])
-    return _Models(dynamics, likelihood, bandwidths)
+    return Models(dynamics, likelihood, bandwidths)
 
 
 def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], states: Tensor) -> _Rows:

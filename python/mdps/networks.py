@@ -62,8 +62,15 @@ class ParticleNetwork(nn.Module):
         """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
         return ops.flatten_parameters(self.first, self.second)
 
+    def like(self, other: "ParticleNetwork") -> bool:
+        """Return whether both have the same layers, so that their weights can be stacked."""
+        return self._layers == other._layers
+
     def forward(self, x: Tensor, weights: Tensor, *, extra: Tensor | None = None, condition: Tensor | None = None) -> Tensor:
-        """x (B, N, C), weights (P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs), in [0, 1]."""
+        """x (B, N, C), weights (P) or (R, P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs)
+
+        The outputs lie in [0, 1]. Of R stacked sets the first serves the first B / R rows, and so on.
+        """
         return ops.small_network(x, weights, self._layers, extra=extra, condition=condition)
 
 
@@ -94,7 +101,7 @@ class ResidualDynamics(nn.Module):
 
     def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
         super().__init__()
-        self.noise_size = noise_size
+        self.noise_size, self._scale = noise_size, tuple(scale)
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
         last = self.network.second[-2]
         assert isinstance(last, nn.Linear)
@@ -105,7 +112,18 @@ class ResidualDynamics(nn.Module):
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        weights, low, span = self.network.flat_weights(), -self.scale, 2 * self.scale
+        return self._with_weights(self.network.flat_weights())
+
+    @staticmethod
+    def stack(models: "Sequence[ResidualDynamics]") -> Callable[..., Tensor] | None:
+        """Return one function for several models, or None where their layers or scales differ."""
+        first = models[0]
+        if not all(m.network.like(first.network) and m._scale == first._scale for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        low, span = -self.scale, 2 * self.scale
 
         def move(particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
             position, heading = particles.split((2, 1), -1)
@@ -143,8 +161,17 @@ class PoseLikelihood(nn.Module):
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        weights = self.network.flat_weights()
+        return self._with_weights(self.network.flat_weights())
 
+    @staticmethod
+    def stack(models: "Sequence[PoseLikelihood]") -> Callable[..., Tensor] | None:
+        """Return one function for several models, or None where their layers differ."""
+        first = models[0]
+        if not all(m.network.like(first.network) for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
         def weigh(particles: Tensor, code: Tensor) -> Tensor:
             return bounded_log_weight(self.network(pose_features(particles), weights, condition=code).squeeze(-1))
 

@@ -64,6 +64,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         posterior_bandwidth: of the smoothed belief, before training: D numbers or one, standard deviations in the units of
             the state (angles: radians). minimum_bandwidth: what it stays above.
         mixing: share of m_f in q, in (0, 1). The share that is realised, ceil(M mixing) / M, is the one that log q uses.
+        divide_by_proposal: False is an ablation: weights l in place of l / q. The particles' crowding then counts as evidence.
 
     Raises:
         ValueError: filters of different spaces or of the wrong direction, or an option out of its range.
@@ -80,6 +81,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         posterior_bandwidth: float | Sequence[float] = 0.5,
         minimum_bandwidth: float | Sequence[float] = 0.01,
         mixing: float = 0.5,
+        divide_by_proposal: bool = True,
     ) -> None:
         super().__init__()
         if forward_filter.reverse or not backward_filter.reverse:
@@ -96,6 +98,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         if not 0 < mixing < 1:
             raise ValueError(f"mixing: expected a number between 0 and 1, got {mixing}")
         self.space, self.n_particles, self.proposal = forward_filter.space, n_particles, proposal
+        self.divide_by_proposal = divide_by_proposal
         share = math.ceil(n_particles * mixing - 1e-9)
         self.n_forward = forward_filter.n_particles if proposal == "union" else min(share, n_particles - 1)
         self.forward_filter, self.backward_filter, self.likelihood = forward_filter, backward_filter, likelihood
@@ -172,7 +175,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         log_l = self.likelihood(x, codes.flatten(0, 1), log_f, log_b)
         if log_l.shape != log_q.shape:
             raise ValueError(f"likelihood: expected to return shape {tuple(log_q.shape)}, got {tuple(log_l.shape)}")
-        log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach())
+        log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach() if self.divide_by_proposal else log_l)
         smoothed = Mixture(
             x.unflatten(0, (batch, T)), log_weights.unflatten(0, (batch, T)), self.posterior_bandwidth(), self.space
         )

@@ -1,0 +1,245 @@
+"""The methods that the bearings-only experiment compares, by name: their models, where they start and how they are trained.
+
+All have the networks of the paper (appendix, "Bearings Only Tracking Task"); they differ in the filter or smoother around them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from staged import Stage
+from torch import Tensor, nn
+
+import mdps
+from mdps import bearings_only as task
+from mdps import metrics, ops
+from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
+
+SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
+MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
+FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
+"""Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One method: what it is called in figures, the beliefs that it has, its model and the stages of its training."""
+
+    title: str
+    beliefs: tuple[str, ...]
+    """Some of "forward", "backward", "smoothed"; the last one is the method's result."""
+    build: Callable[[Any], nn.Module]
+    """Makes the filter or smoother from the run's configuration."""
+    stages: Callable[[Any], list[Stage]]
+
+
+class Tracker(nn.Module):
+    """A method with its observation encoder and its random start."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.c, self.method = c, METHODS[c.method]
+        self.encoder = ObservationEncoder()
+        self.estimator = self.method.build(c)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters by what the stages call them; every parameter is in one group."""
+        groups: dict[str, list[nn.Parameter]] = {"filters": [], "resampling": [], "posterior": [], "smoother": [], "output": []}
+        for name, parameter in self.named_parameters():
+            filter_ = "_filter." in name or "encoder." in name or "smoothed" not in self.method.beliefs
+            if "resampling_bandwidth" in name:
+                groups["resampling"].append(parameter)
+            elif "posterior_bandwidth" in name:
+                groups["posterior" if filter_ else "output"].append(parameter)
+            else:
+                groups["filters" if filter_ else "smoother"].append(parameter)
+        return groups
+
+    def beliefs(
+        self, states: Tensor, observations: Tensor, seed: int, names: tuple[str, ...] | None = None
+    ) -> dict[str, mdps.Mixture]:
+        """Run the filters, and the smoother if `names` asks for it, on sequences with true starts and seeded particles.
+
+        states (B, T, 3), observations (B, T); the result has mixtures of batch shape (B, T).
+        """
+        c, key = self.c, torch.tensor(seed, device=states.device)
+        start_key, final_key, run_key = ops.split_seed(key, 3).unbind()
+        codes = self.encoder(observations)
+        initial = around(states[:, 0], c.n_particles, c.position_noise, c.heading_concentration, start_key)
+        if self.method.beliefs == ("forward",):
+            return {"forward": self.estimator(codes, initial, seed=run_key).posterior}
+        final = anywhere(len(states), c.n_particles, final_key)
+        if self.method.beliefs == ("backward",):
+            return {"backward": self.estimator(codes, final, seed=run_key).posterior}
+        if names is None or "smoothed" in names:
+            b = self.estimator(codes, initial, final, seed=run_key)
+            return {"forward": b.forward.posterior, "backward": b.backward.posterior, "smoothed": b.smoothed}
+        forward, backward = self.estimator.filter(codes, initial, final, seed=run_key)
+        return {"forward": forward.posterior, "backward": backward.posterior}
+
+    def losses(self, batch: tuple[Tensor, Tensor], names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
+        """-log m(truth) of the named beliefs, averaged over the labelled steps of a batch (states, observations)."""
+        states, observations = batch
+        beliefs = self.beliefs(states, observations, seed, names)
+        labelled = slice(None, None, self.c.label_every)
+        return {
+            n: metrics.negative_log_likelihood(
+                at_times(beliefs[n], labelled), states[:, labelled], density_floor=self.c.density_floor
+            ).mean()
+            for n in names
+        }
+
+
+def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
+    """The mixtures of some of the time steps."""
+    return mdps.Mixture(belief.means[:, times], belief.log_weights[:, times], belief.bandwidths, belief.space)
+
+
+def around(states: Tensor, n: int, position_noise: float, heading_concentration: float, seed: Tensor) -> Tensor:
+    """N particles around each true state (B, 3): Gaussian positions, von Mises headings -> (B, N, 3)."""
+    position_key, heading_key = ops.split_seed(seed, 2).unbind()
+    position = states[:, None, :2] + position_noise * ops.philox_normal(position_key, (len(states), n, 2))
+    kappa = torch.full((len(states), n), heading_concentration, device=states.device)
+    heading = states[:, None, 2] + ops.philox_von_mises(heading_key, kappa)
+    return SPACE.wrap(torch.cat([position, heading[..., None]], -1))
+
+
+def anywhere(batch: int, n: int, seed: Tensor) -> Tensor:
+    """N particles uniform in the arena for each sequence, (B, N, 3)."""
+    extent = torch.tensor([task.ARENA, task.ARENA, math.pi], device=seed.device)
+    return (2 * ops.philox_uniform(seed, (batch, n, 3)) - 1) * extent
+
+
+# ---- Models -------------------------------------------------------------------------------------------------------------
+
+
+def _options(c: Any, resampling: str) -> dict[str, Any]:
+    return {
+        "resampling": resampling if c.resampling == "method" else c.resampling,
+        "posterior_bandwidth": (c.posterior_bandwidth, c.posterior_bandwidth, FIRST_HEADING_BANDWIDTH),
+        "minimum_bandwidth": MINIMUM_BANDWIDTH,
+    }
+
+
+def _networks() -> tuple[ResidualDynamics, PoseLikelihood]:
+    return ResidualDynamics(), PoseLikelihood(nn.Identity())  # the tracker encodes
+
+
+def _baseline(kind: type[mdps.ParticleFilter], resampling: str | None, **more: Any) -> Callable[[Any], nn.Module]:
+    """A filter of this kind; `resampling` None: it has no scheme."""
+
+    def build(c: Any) -> nn.Module:
+        options = _options(c, resampling or "stratified") | more
+        if resampling is None:
+            del options["resampling"]
+        return kind(SPACE, *_networks(), c.n_particles, **options)
+
+    return build
+
+
+def _mdpf(c: Any, resampling: str, width: float | None, reverse: bool = False) -> mdps.MixtureDensityParticleFilter:
+    """`width`: first bandwidth of the resampled mixture in position, unless the run gives one; None: the posterior's."""
+    options = _options(c, resampling)
+    if width is not None:
+        width = c.resampling_bandwidth or width
+        options["resampling_bandwidth"] = (width, width, FIRST_HEADING_BANDWIDTH)
+    return mdps.MixtureDensityParticleFilter(SPACE, *_networks(), c.n_particles, reverse=reverse, **options)
+
+
+def _mdps(proposal: str, divide_by_proposal: bool = True) -> Callable[[Any], nn.Module]:
+    def build(c: Any) -> nn.Module:
+        options = _options(c, "stratified")
+        return mdps.MixtureDensityParticleSmoother(
+            _mdpf(c, "stratified", 2.0),
+            _mdpf(c, "stratified", 2.0, reverse=True),
+            PoseSmootherLikelihood(nn.Identity()),
+            proposal=proposal,
+            divide_by_proposal=divide_by_proposal,
+            posterior_bandwidth=options["posterior_bandwidth"],
+            minimum_bandwidth=MINIMUM_BANDWIDTH,
+        )
+
+    return build
+
+
+# ---- Stages -------------------------------------------------------------------------------------------------------------
+
+
+def _filter_stages(belief: str) -> Callable[[Any], list[Stage]]:
+    """Everything but the posterior bandwidth, then that alone: wide kernels would hide models that have learned nothing."""
+
+    def stages(c: Any) -> list[Stage]:
+        return [
+            Stage("filter", {"filters": 1e-3, "resampling": 1e-4}, {belief: 1.0}),
+            Stage("posterior bandwidth", {"posterior": 2.5e-4}, {belief: 1.0}),
+        ]
+
+    return stages
+
+
+def _shared_bandwidth_stages(c: Any) -> list[Stage]:
+    return [Stage("filter", {"filters": 1e-3, "posterior": 1e-4}, {"forward": 1.0})]
+
+
+def _smoother_stages(c: Any) -> list[Stage]:
+    """The paper's three stages, or the four of the authors' program, which learns the filters' posterior bandwidths apart."""
+    both, smoothed = {"forward": 0.5, "backward": 0.5}, {"smoothed": 1.0}
+    everything = {"filters": 1e-4, "smoother": 1e-4, "resampling": 1e-5, "posterior": 1e-5, "output": 1e-5}
+    if c.stages == "code":
+        return [
+            Stage("filters", {"filters": 1e-3, "resampling": 1e-5}, both),
+            Stage("posterior bandwidths", {"posterior": 1e-3}, both),
+            Stage("smoother", {"smoother": 1e-3, "output": 1e-4}, smoothed),
+            Stage("everything", everything, smoothed),
+        ]
+    return [
+        Stage("filters", {"filters": 1e-3, "resampling": 1e-5, "posterior": 1e-3}, both),
+        Stage("smoother", {"smoother": 1e-3, "output": 1e-3}, smoothed),
+        Stage("everything", everything, smoothed),
+    ]
+
+
+# ---- The table ----------------------------------------------------------------------------------------------------------
+
+_TG, _SR = mdps.TruncatedGradientParticleFilter, mdps.SoftResamplingParticleFilter
+_FORWARD, _BACKWARD, _ALL = ("forward",), ("backward",), ("forward", "backward", "smoothed")
+
+METHODS: dict[str, Method] = {
+    "tg-pf-multinomial": Method("TG-PF\nmultinomial", _FORWARD, _baseline(_TG, "multinomial"), _filter_stages("forward")),
+    "tg-pf": Method("TG-PF\nstratified", _FORWARD, _baseline(_TG, "stratified"), _filter_stages("forward")),
+    "sr-pf-multinomial": Method(
+        "SR-PF\nmultinomial", _FORWARD, _baseline(_SR, "multinomial", detach_particles=True), _filter_stages("forward")
+    ),
+    "sr-pf": Method(
+        "SR-PF\nstratified", _FORWARD, _baseline(_SR, "stratified", detach_particles=True), _filter_stages("forward")
+    ),
+    "sr-pf-attached": Method("SR-PF\nattached", _FORWARD, _baseline(_SR, "stratified"), _filter_stages("forward")),
+    "concrete-pf": Method("Concrete\nPF", _FORWARD, _baseline(mdps.ConcreteParticleFilter, None), _filter_stages("forward")),
+    "ot-pf": Method("OT-PF", _FORWARD, _baseline(mdps.OptimalTransportParticleFilter, None), _filter_stages("forward")),
+    "mdpf-multinomial": Method(
+        "MDPF\nmultinomial", _FORWARD, lambda c: _mdpf(c, "multinomial", 0.75), _filter_stages("forward")
+    ),
+    "mdpf-residual": Method("MDPF\nresidual", _FORWARD, lambda c: _mdpf(c, "residual", 0.75), _filter_stages("forward")),
+    "mdpf": Method("MDPF\nstratified", _FORWARD, lambda c: _mdpf(c, "stratified", 0.75), _filter_stages("forward")),
+    "mdpf-shared-bandwidth": Method(
+        "MDPF\none bandwidth", _FORWARD, lambda c: _mdpf(c, "stratified", None), _shared_bandwidth_stages
+    ),
+    "mdpf-backward": Method(
+        "MDPF\nBackward", _BACKWARD, lambda c: _mdpf(c, "stratified", 0.75, reverse=True), _filter_stages("backward")
+    ),
+    "mdps": Method("MDPS", _ALL, _mdps("mixture"), _smoother_stages),
+    "mdps-union": Method("MDPS\nunion", _ALL, _mdps("union"), _smoother_stages),
+    "mdps-without-proposal": Method("MDPS\nwithout 1/q", _ALL, _mdps("mixture", False), _smoother_stages),
+}
+"""In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
+"mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does;
+"mdps-without-proposal" is an ablation: its weights are not divided by q."""
+
+
+def stages(c: Any) -> list[Stage]:
+    """The stages of training of the configuration's method; groups of parameters are those of `Tracker.groups`."""
+    all_ = METHODS[c.method].stages(c)
+    all_[0] = dataclasses.replace(all_[0], max_epochs=c.first_stage_epochs)
+    return [dataclasses.replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in all_]
