@@ -1,0 +1,172 @@
+import math
+
+import pytest
+import torch
+from linear_gaussian import GaussianLikelihood, LinearDynamics, kalman, model, simulate, stationary
+from test_filters import POSE, Distance, Drift, names, pose_data, within
+
+import mdps
+
+KINDS = {
+    "truncated": (mdps.TruncatedGradientParticleFilter, {}),
+    "soft": (mdps.SoftResamplingParticleFilter, {}),
+    "concrete": (mdps.ConcreteParticleFilter, {"temperature": 0.05}),
+    "transport": (mdps.OptimalTransportParticleFilter, {"epsilon": 0.02, "threshold": 1e-4}),
+}
+if not hasattr(mdps.ops, "transport_resample"):
+    del KINDS["transport"]
+
+
+def make(kind, N=7, **options):
+    cls, own = KINDS[kind]
+    return cls(POSE, Drift(), Distance(), N, **own, **options)
+
+
+def pieces(beliefs):
+    return torch.cat([beliefs.posterior.means, beliefs.posterior.log_weights.unsqueeze(-1)], -1)
+
+
+# ---- Against the Kalman filter ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [False, True])
+@torch.no_grad()
+def test_against_kalman(kind, training):
+    """Means and evidence; the relaxed kinds shrink the cloud at every step, so theirs are off by what is allowed here."""
+    m, B, N, T = model(2), 64, 256, 5
+    y = simulate(m, T)
+    cls, own = KINDS[kind]
+    f = cls(names(2), LinearDynamics(m), GaussianLikelihood(m), N, **own).train(training)
+    beliefs = f(y.float().expand(B, T, -1), stationary(m, B, N), seed=torch.tensor(3))
+    _, filtered, evidence = kalman(m, y)
+    bias = {"truncated": 0.01, "soft": 0.01, "concrete": 0.05, "transport": 0.05}[kind]
+    within(beliefs.posterior.mean.double(), filtered.means, bias=bias)
+    within(beliefs.log_evidence.double(), evidence, bias=2 * bias)
+
+
+# ---- What each kind draws, and its gradients ----------------------------------------------------------------------------
+
+
+def step(kind, posterior, seed=0, training=True, **options):
+    f = make(kind, posterior.states.size(1), **options).train(training).double()
+    return f._resample(None, posterior, torch.full((posterior.states.size(0),), seed))
+
+
+def particles(B=3, N=7, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    states, w = torch.randn(B, N, 3, generator=g, dtype=torch.float64), torch.randn(B, N, generator=g, dtype=torch.float64)
+    return mdps.Particles(states.requires_grad_(), w.log_softmax(-1).detach().requires_grad_())
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_truncated_gradient(detach):
+    posterior = particles()
+    (z, log_w), a = step("truncated", posterior, detach_particles=detach)
+    rows = torch.arange(3).unsqueeze(1)
+    torch.testing.assert_close(z, posterior.states[rows, a], rtol=0, atol=0)
+    torch.testing.assert_close(log_w, torch.full_like(log_w, -math.log(7)))
+    assert z.requires_grad is not detach and not log_w.requires_grad
+    if not detach:
+        (g,) = torch.autograd.grad(z[..., 0].sum(), posterior.states)
+        counts = torch.stack([torch.bincount(row, minlength=7) for row in a]).double()
+        torch.testing.assert_close(g[..., 0], counts, rtol=0, atol=0)
+
+
+def test_a_truncated_gradient_ends_at_the_resampling():
+    """The last loss has no gradient to the models of earlier steps, so to none that only they have."""
+    data, f = pose_data(T=3), make("truncated")
+    actions = data.pop("actions").requires_grad_()
+    loss = f(**data, actions=actions).posterior.log_prob(torch.zeros(4, 3, 3))[:, 2].sum()
+    (g,) = torch.autograd.grad(loss, actions)
+    assert (g[:, :2] == 0).all() and g[:, 2].abs().sum() > 0
+
+
+@pytest.mark.parametrize("softness", [0.1, 0.7])
+@pytest.mark.parametrize("detach", [False, True])
+def test_soft_resampling_by_its_formula(softness, detach):
+    """Equation (sr_weight_2), in linear space."""
+    posterior = particles()
+    (z, log_w), a = step("soft", posterior, softness=softness, detach_particles=detach)
+    w = posterior.log_weights.exp()
+    want = (w / ((1 - softness) * w + softness / 7)).gather(1, a)
+    torch.testing.assert_close(log_w.exp(), want / want.sum(1, keepdim=True))
+    direction = torch.randn_like(want)
+    inputs = posterior.log_weights
+    (got,) = torch.autograd.grad((log_w.exp() * direction).sum(), inputs)
+    (expected,) = torch.autograd.grad((want / want.sum(1, keepdim=True) * direction).sum(), inputs)
+    torch.testing.assert_close(got, expected)
+    assert z.requires_grad is not detach
+
+
+def test_soft_resampling_draws_from_the_softened_weights():
+    """Shares of 20,000 rows' draws against (1 - softness) w + softness / N, within four standard errors."""
+    log_w = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64).log().expand(20000, 4)
+    states = torch.arange(4.0, dtype=torch.float64).reshape(1, 4, 1).expand(20000, 4, 3)
+    f = make("soft", 4, softness=0.4, resampling="multinomial")
+    _, a = f._resample(None, mdps.Particles(states, log_w), mdps.ops.split_seed(torch.tensor(0), 20000))
+    share = torch.bincount(a.flatten(), minlength=4) / a.numel()
+    want = 0.6 * log_w[0].exp() + 0.1
+    assert ((share - want).abs() < 4 * (want * (1 - want) / a.numel()).sqrt()).all()
+
+
+def test_soft_resampling_is_plain_in_evaluation():
+    posterior = particles()
+    (z, log_w), a = step("soft", posterior, training=False, softness=0.5)
+    (plain, _), b = step("truncated", posterior)
+    assert torch.equal(a, b) and torch.equal(z, plain)
+    torch.testing.assert_close(log_w, torch.full_like(log_w, -math.log(7)))
+
+
+def test_concrete_by_its_formula():
+    """A Gumbel-softmax, in linear space; angles as unit vectors."""
+    posterior = particles()
+    (z, _), a = step("concrete", posterior, seed=4)
+    u = mdps.ops.philox_uniform(torch.full((3,), 4), (3, 7, 7), dtype=torch.float64)
+    weights = posterior.log_weights.exp()[:, None]
+    powers = (weights / -torch.log(u)) ** (1 / 0.05)
+    shares = powers / powers.sum(-1, keepdim=True)
+    turned = torch.polar(torch.ones(3, 7, dtype=torch.float64), posterior.states[..., 2])
+    angle = torch.einsum("bij,bj->bi", shares.to(turned.dtype), turned).angle()
+    want = torch.cat([torch.einsum("bij,bjd->bid", shares, posterior.states[..., :2]), angle.unsqueeze(-1)], -1)
+    torch.testing.assert_close(z, want, rtol=1e-8, atol=1e-8)
+    assert torch.equal(a, shares.argmax(-1))
+    torch.autograd.gradcheck(
+        lambda s, w: step("concrete", mdps.Particles(s, w), seed=4)[0].states, (posterior.states, posterior.log_weights)
+    )
+
+
+def test_concrete_draws_by_the_weights():
+    """argmax of log w + Gumbel noise is a categorical draw."""
+    log_w = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64).log().expand(5000, 4)
+    f = make("concrete", 4)
+    states = torch.zeros(5000, 4, 3, dtype=torch.float64)
+    _, a = f._resample(None, mdps.Particles(states, log_w), mdps.ops.split_seed(torch.tensor(0), 5000))
+    share, want = torch.bincount(a.flatten(), minlength=4) / a.numel(), log_w[0].exp()
+    assert ((share - want).abs() <= 4 * (want * (1 - want) / a.numel()).sqrt()).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learns_and_keeps_its_interface(kind):
+    data, f = pose_data(), make(kind)
+    lengths, observed = torch.tensor([6, 3, 5, 1]), torch.rand(4, 6) < 0.7
+    beliefs = f(**data, lengths=lengths, observed=observed)
+    assert pieces(beliefs).isfinite().all() and beliefs.posterior.batch_shape == (4, 6)
+    (-beliefs.posterior.log_prob(torch.zeros(4, 6, 3)).mean()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in f.parameters())
+    state = f.start(data["initial"], data["observations"][:, 0], seed=data["seed"])
+    state = f.step(state, data["observations"][:, 1], data["actions"][:, 1])
+    want = f(**data)
+    torch.testing.assert_close(state.posterior.states, want.posterior.means[:, 1])
+    torch.testing.assert_close(state.posterior.log_weights, want.posterior.log_weights[:, 1])
+
+
+def test_options_are_checked():
+    for kind, options, words in (
+        ("soft", {"softness": 1.0}, "softness: expected at least 0 and below 1, got 1.0"),
+        ("concrete", {"temperature": 0.0}, "temperature: expected a positive number, got 0.0"),
+        ("truncated", {"resampling": "best"}, "resampling: expected one of"),
+    ):
+        cls = KINDS[kind][0]
+        with pytest.raises(ValueError, match=words):
+            cls(POSE, Drift(), Distance(), 7, **options)
