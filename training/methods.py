@@ -70,7 +70,7 @@ class Tracker(nn.Module):
         initial = around(states[:, 0], c.n_particles, c.position_noise, c.heading_concentration, start_key)
         if self.method.beliefs == ("forward",):
             return {"forward": self.estimator(codes, initial, seed=run_key).posterior}
-        final = anywhere(len(states), c.n_particles, final_key)
+        final = anywhere(len(states), c.n_particles, final_key).to(states)
         if self.method.beliefs == ("backward",):
             return {"backward": self.estimator(codes, final, seed=run_key).posterior}
         if names is None or "smoothed" in names:

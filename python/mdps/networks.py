@@ -80,9 +80,15 @@ class ObservationEncoder(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.layers = _perceptron(2, (width,) * 3, nn.ReLU())
+        layers = ops.layers_of(self.layers)
+        if layers is None:
+            raise ValueError(f"width: expected at most 256, got {width}")
+        self._layers = layers
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.layers(torch.stack([observations.sin(), observations.cos()], -1))
+        directions = torch.stack([observations.sin(), observations.cos()], -1)
+        codes = ops.small_network(directions.reshape(1, -1, 2), ops.flatten_parameters(self.layers), self._layers)
+        return codes.reshape(*observations.shape, codes.size(-1))
 
 
 class ResidualDynamics(nn.Module):

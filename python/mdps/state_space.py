@@ -75,9 +75,9 @@ class StateSpace:
         if not self.angular:
             return states
         with torch.no_grad():
-            turns = torch.floor(states * (0.5 / math.pi) + 0.5)
+            turns = (states * (0.5 / math.pi)).add_(0.5).floor_()
             turns[..., : len(self.linear)] = 0
-        return states - turns * (2 * math.pi)
+        return torch.sub(states, turns, alpha=2 * math.pi)
 
     def difference(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a - b (..., D), the angles by the shorter way round: [-pi, pi)."""
