@@ -17,6 +17,7 @@ import configuration
 import methods
 import staged
 
+import mdps
 from mdps import bearings_only as task
 from mdps import ops
 
@@ -178,7 +179,7 @@ def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage):
 def test_a_stage_without_smoother_does_not_evaluate_it(monkeypatch):
     c = configuration.make(bearings_only.Configuration, TINY)
     tracker, data = bearings_only.build(c), bearings_only.Data(c)
-    monkeypatch.setattr(tracker.estimator, "smooth", None)
+    monkeypatch.setattr(mdps.smoothers, "_smooth", None)
     batch = data.sets["training"].tensors
     tracker.losses(batch, ("forward", "backward"), 0)
     with pytest.raises(TypeError):

@@ -5,7 +5,7 @@ All have the networks of the paper (appendix, "Bearings Only Tracking Task"); th
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,32 +64,61 @@ class Tracker(nn.Module):
 
         states (B, T, 3), observations (B, T); the result has mixtures of batch shape (B, T).
         """
-        c, key = self.c, torch.tensor(seed, device=states.device)
-        start_key, final_key, run_key = ops.split_seed(key, 3).unbind()
-        codes = self.encoder(observations)
-        initial = around(states[:, 0], c.n_particles, c.position_noise, c.heading_concentration, start_key)
-        if self.method.beliefs == ("forward",):
-            return {"forward": self.estimator(codes, initial, seed=run_key).posterior}
-        final = anywhere(len(states), c.n_particles, final_key).to(states)
-        if self.method.beliefs == ("backward",):
-            return {"backward": self.estimator(codes, final, seed=run_key).posterior}
-        if names is None or "smoothed" in names:
-            b = self.estimator(codes, initial, final, seed=run_key)
-            return {"forward": b.forward.posterior, "backward": b.backward.posterior, "smoothed": b.smoothed}
-        forward, backward = self.estimator.filter(codes, initial, final, seed=run_key)
-        return {"forward": forward.posterior, "backward": backward.posterior}
+        return beliefs_together([self], [states], [observations], [seed], names)[0]
 
     def losses(self, batch: tuple[Tensor, Tensor], names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
         """-log m(truth) of the named beliefs, averaged over the labelled steps of a batch (states, observations)."""
-        states, observations = batch
-        beliefs = self.beliefs(states, observations, seed, names)
-        labelled = slice(None, None, self.c.label_every)
-        return {
-            n: metrics.negative_log_likelihood(
-                at_times(beliefs[n], labelled), states[:, labelled], density_floor=self.c.density_floor
-            ).mean()
-            for n in names
-        }
+        return self.losses_together([self], [batch], names, [seed])[0]
+
+    @staticmethod
+    def losses_together(
+        trackers: "Sequence[Tracker]",
+        batches: Sequence[tuple[Tensor, Tensor]],
+        names: tuple[str, ...],
+        seeds: Sequence[int],
+    ) -> list[dict[str, Tensor]]:
+        """The losses of several trackers of one method, each with its batch and seed."""
+        states, observations = zip(*batches)
+        labelled = slice(None, None, trackers[0].c.label_every)
+        return [
+            {
+                n: metrics.negative_log_likelihood(
+                    at_times(beliefs[n], labelled), truth[:, labelled], density_floor=tracker.c.density_floor
+                ).mean()
+                for n in names
+            }
+            for tracker, beliefs, truth in zip(
+                trackers, beliefs_together(trackers, states, observations, seeds, names), states, strict=True
+            )
+        ]
+
+
+def beliefs_together(
+    trackers: Sequence[Tracker],
+    states: Sequence[Tensor],
+    observations: Sequence[Tensor],
+    seeds: Sequence[int],
+    names: tuple[str, ...] | None = None,
+) -> list[dict[str, mdps.Mixture]]:
+    """`Tracker.beliefs` of several trackers of one method, each with its sequences and seed, as one batch."""
+    method, estimators = trackers[0].method, [t.estimator for t in trackers]
+    codes = [t.encoder(o) for t, o in zip(trackers, observations, strict=True)]
+    keys = [ops.split_seed(torch.tensor(s, device=x.device), 3).unbind() for s, x in zip(seeds, states, strict=True)]
+    run_keys = [key[2] for key in keys]
+    initial, final = [], []
+    for t, x, (start_key, final_key, _) in zip(trackers, states, keys):
+        if "forward" in method.beliefs:
+            initial.append(around(x[:, 0], t.c.n_particles, t.c.position_noise, t.c.heading_concentration, start_key))
+        if "backward" in method.beliefs:
+            final.append(anywhere(len(x), t.c.n_particles, final_key).to(x))
+    if len(method.beliefs) == 1:
+        beliefs = mdps.filter_together(estimators, initial or final, codes, seeds=run_keys)
+        return [{method.beliefs[0]: b.posterior} for b in beliefs]
+    if names is None or "smoothed" in names:
+        both = mdps.smooth_together(estimators, initial, final, codes, seeds=run_keys)
+        return [{"forward": b.forward.posterior, "backward": b.backward.posterior, "smoothed": b.smoothed} for b in both]
+    pairs = mdps.filter_both(estimators, initial, final, codes, seeds=run_keys)
+    return [{"forward": f.posterior, "backward": b.posterior} for f, b in pairs]
 
 
 def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:

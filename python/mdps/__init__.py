@@ -25,4 +25,6 @@ from mdps.mixture import Mixture as Mixture
 from mdps.smoothers import MixtureDensityParticleSmoother as MixtureDensityParticleSmoother
 from mdps.smoothers import SmootherBeliefs as SmootherBeliefs
 from mdps.smoothers import SmootherLikelihood as SmootherLikelihood
+from mdps.smoothers import filter_both as filter_both
+from mdps.smoothers import smooth_together as smooth_together
 from mdps.state_space import StateSpace as StateSpace

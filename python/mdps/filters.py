@@ -380,30 +380,35 @@ class MixtureDensityParticleFilter(ParticleFilter):
 def filter_together(
     filters: Sequence[ParticleFilter],
     initial: Sequence[Tensor],
-    observations: Tensor,
+    observations: Tensor | Sequence[Tensor],
     actions: Tensor | None = None,
     lengths: Tensor | None = None,
     observed: Tensor | None = None,
     seeds: Sequence[Tensor | None] | None = None,
 ) -> list[FilterBeliefs]:
-    """Filter the same sequences by several filters, as one batch where they are of one kind: that saves calls.
+    """Filter by several filters, as one batch where they are of one kind: that saves calls.
 
     Args:
         filters: R filters. Those of one kind, number of particles and scheme of resampling run as one batch, and of that
             batch the networks as one call if their classes have `stack`; others run one after the other.
         initial: R tensors (B, N, D). seeds: R tensors, () or (B,).
-        observations, actions, lengths, observed: as for `ParticleFilter.forward`.
+        observations: (B, T, ...), the same sequences for all filters, or R such tensors.
+        actions, lengths, observed: as for `ParticleFilter.forward`, for all filters.
 
     Returns:
         The beliefs of each filter, the same as one by one, up to the rounding of gradients.
     """
-    seeds = seeds if seeds is not None else [None] * len(filters)
-    if any(f._kind() != filters[0]._kind() for f in filters):
-        return [f(observations, i, actions, lengths, observed, s) for f, i, s in zip(filters, initial, seeds, strict=True)]
+    n = len(filters)
+    each = [observations] * n if isinstance(observations, Tensor) else observations
+    seeds = [None] * n if seeds is None else seeds
+    given = list(zip(filters, initial, each, seeds, strict=True))
+    alike = all(f._kind() == filters[0]._kind() and o.shape == each[0].shape for f, _, o, _ in given)
+    if not alike:
+        return [f(o, i, actions, lengths, observed, s) for f, i, o, s in given]
     sequences = []
-    for f, particles, seed in zip(filters, initial, seeds, strict=True):
+    for f, particles, o, seed in given:
         f.check_particles("initial", particles)
-        sequences.append(prepare(observations, actions, lengths, observed, seed, particles.size(0), particles.device))
+        sequences.append(prepare(o, actions, lengths, observed, seed, particles.size(0), particles.device))
     first, states, seed = filters[0], torch.cat(list(initial)), torch.cat([s.seed for s in sequences])
     rows, models = _rows(filters, sequences, states), _models(filters, states.size(0))
     steps: list[FilterState] = []

@@ -210,9 +210,23 @@ class PoseSmootherLikelihood(nn.Module):
 
     def forward(self, particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
         """particles (B, M, 3), code (B, width), log-densities (B, M) -> log-likelihoods (B, M), in [log 1e-5, 0]."""
-        densities = torch.stack([log_forward, log_backward], -1).clamp_min(MINIMUM_LOG_DENSITY)
-        weights = self.network.flat_weights()
-        return bounded_log_weight(self.network(pose_features(particles), weights, extra=densities, condition=code).squeeze(-1))
+        return self._with_weights(self.network.flat_weights())(particles, code, log_forward, log_backward)
+
+    @staticmethod
+    def stack(models: "Sequence[PoseSmootherLikelihood]") -> Callable[..., Tensor] | None:
+        """Return one function for several models, or None where their layers differ."""
+        first = models[0]
+        if not all(m.network.like(first.network) for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        def weigh(particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
+            densities = torch.stack([log_forward, log_backward], -1).clamp_min(MINIMUM_LOG_DENSITY)
+            share = self.network(pose_features(particles), weights, extra=densities, condition=code)
+            return bounded_log_weight(share.squeeze(-1))
+
+        return weigh
 
 
 def pose_features(poses: Tensor) -> Tensor:

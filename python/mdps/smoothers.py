@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, masked, prepare, row_seeds
+from .sequences import encode, for_sequence, masked, prepare, row_seeds
 
 Components = tuple[Tensor, Tensor, Tensor]
 
 
 class SmootherLikelihood(Protocol):
-    """The weight network l; an nn.Module, or any callable. It may have a method `encode`, as `mdps.Likelihood`."""
+    """The weight network l; an nn.Module, or any callable. It may have `encode` and more, as `mdps.Likelihood`."""
 
     def __call__(self, particles: Tensor, observation: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
         """particles (B, M, D), observation (B, ...), log m_f (B, M), log m_b (B, M) -> log l (B, M), up to a constant.
@@ -122,9 +122,7 @@ class MixtureDensityParticleSmoother(nn.Module):
             observations, actions, lengths, observed, seed: as for `MixtureDensityParticleFilter.forward`. Where nothing was
                 observed, the weight network sees an observation code of zeros.
         """
-        seed = self._row_seeds(initial, final, seed)
-        beliefs = self.filter(observations, initial, final, actions, lengths, observed, seed)
-        return self.smooth(*beliefs, observations, lengths, observed, seed)
+        return smooth_together([self], [initial], [final], observations, actions, lengths, observed, [seed])[0]
 
     def filter(
         self,
@@ -137,12 +135,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         seed: Tensor | None = None,
     ) -> tuple[FilterBeliefs, FilterBeliefs]:
         """Return the beliefs of the forward and the backward filter alone, as a stage that trains only those needs them."""
-        seeds = ops.split_seed(self._row_seeds(initial, final, seed), 3)
-        filters, particles = (self.forward_filter, self.backward_filter), (initial, final)
-        forward, backward = filter_together(
-            filters, particles, observations, actions, lengths, observed, [s.contiguous() for s in seeds.unbind(1)[:2]]
-        )
-        return forward, backward
+        return filter_both([self], [initial], [final], observations, actions, lengths, observed, [seed])[0]
 
     def smooth(
         self,
@@ -157,51 +150,127 @@ class MixtureDensityParticleSmoother(nn.Module):
 
         A stage that trains the weight network alone calls `filter` under torch.no_grad(), then this.
         """
-        batch, T = forward.predicted.batch_shape
-        if observations.shape[:2] != (batch, T):
-            raise ValueError(
-                f"observations: expected shape (B, T, ...) with (B, T) = {(batch, T)}, that of the beliefs, "
-                f"got {tuple(observations.shape)}"
-            )
-        sequence = prepare(observations, None, lengths, observed, seed, batch, forward.predicted.means.device)
-        codes = encode(self.likelihood, sequence.observations)
-        if sequence.observed is not None:
-            codes = masked(codes, sequence.observed)
-        m_f, m_b = _components(forward.predicted), _components(backward.predicted)
-        x = self._propose(m_f, m_b, sequence.seed, T)
-        log_f, log_b, log_q = ops.two_filter_log_prob(
-            x, *m_f, *m_b, n_angular=self.space.n_angular, mixing=self.n_forward / self.n_particles
-        )
-        log_l = self.likelihood(x, codes.flatten(0, 1), log_f, log_b)
-        if log_l.shape != log_q.shape:
-            raise ValueError(f"likelihood: expected to return shape {tuple(log_q.shape)}, got {tuple(log_l.shape)}")
-        log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach() if self.divide_by_proposal else log_l)
-        smoothed = Mixture(
-            x.unflatten(0, (batch, T)), log_weights.unflatten(0, (batch, T)), self.posterior_bandwidth(), self.space
-        )
-        collapsed = (log_sum == -math.inf).view(batch, T)
-        if sequence.lengths is not None:
-            collapsed = collapsed & (torch.arange(T, device=x.device) < sequence.lengths.unsqueeze(1))
-        return SmootherBeliefs(smoothed, forward, backward, collapsed)
+        return _smooth([self], [(forward, backward)], [observations], lengths, observed, [seed])[0]
 
-    def _row_seeds(self, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
-        self.forward_filter.check_particles("initial", initial)
-        self.backward_filter.check_particles("final", final)
-        return row_seeds(seed, initial.size(0), initial.device)
-
-    def _propose(self, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
-        """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""
-        if self.proposal == "union":
-            return torch.cat([m_f[0], m_b[0]], 1)
-        seed = ops.split_seed(seed, 3)[:, 2]
-        n_angular, counts = self.space.n_angular, (self.n_forward, self.n_particles - self.n_forward)
-        draws = [
-            ops.mixture_resample(*m, ops.split_seed(seed, T, stream=i).flatten(), counts[i], n_angular=n_angular)[0]
-            for i, m in enumerate((m_f, m_b))
-        ]
-        return torch.cat(draws, 1)
+    def _kind(self) -> tuple:
+        """What smoothers that run as one batch have in common."""
+        options = self.n_particles, self.n_forward, self.proposal, self.divide_by_proposal
+        return type(self), *options, self.forward_filter._kind(), self.backward_filter._kind()
 
 
-def _components(mixture: Mixture) -> Components:
-    """Means (B T, N, D), log-weights (B T, N), bandwidths (D)."""
-    return mixture.means.flatten(0, 1), mixture.log_weights.flatten(0, 1), mixture.bandwidths
+def smooth_together(
+    smoothers: Sequence[MixtureDensityParticleSmoother],
+    initial: Sequence[Tensor],
+    final: Sequence[Tensor],
+    observations: Tensor | Sequence[Tensor],
+    actions: Tensor | None = None,
+    lengths: Tensor | None = None,
+    observed: Tensor | None = None,
+    seeds: Sequence[Tensor | None] | None = None,
+) -> list[SmootherBeliefs]:
+    """Smooth by several smoothers, as one batch where they differ in nothing but parameters: that saves calls.
+
+    Args: as for `mdps.filter_together`, with `initial` and `final` for each of R smoothers.
+
+    Returns:
+        The beliefs of each smoother, the same as one by one, up to the rounding of gradients.
+    """
+    n = len(smoothers)
+    each = [observations] * n if isinstance(observations, Tensor) else observations
+    seeds = [None] * n if seeds is None else seeds
+    given = list(zip(smoothers, initial, final, each, seeds, strict=True))
+    if any(s._kind() != smoothers[0]._kind() or o.shape != each[0].shape for s, _, _, o, _ in given):
+        return [s(o, i, f, actions, lengths, observed, seed) for s, i, f, o, seed in given]
+    rows = [_row_seeds(s, i, f, seed) for s, i, f, _, seed in given]
+    beliefs = filter_both(smoothers, initial, final, each, actions, lengths, observed, rows)
+    return _smooth(smoothers, beliefs, each, lengths, observed, rows)
+
+
+def filter_both(
+    smoothers: Sequence[MixtureDensityParticleSmoother],
+    initial: Sequence[Tensor],
+    final: Sequence[Tensor],
+    observations: Tensor | Sequence[Tensor],
+    actions: Tensor | None = None,
+    lengths: Tensor | None = None,
+    observed: Tensor | None = None,
+    seeds: Sequence[Tensor | None] | None = None,
+) -> list[tuple[FilterBeliefs, FilterBeliefs]]:
+    """Return the beliefs of the forward and the backward filter of each smoother, all filters as one batch.
+
+    Args: as for `smooth_together`, which goes on from here.
+    """
+    given = zip(smoothers, initial, final, [None] * len(smoothers) if seeds is None else seeds, strict=True)
+    keys = [ops.split_seed(_row_seeds(*g), 3).unbind(1) for g in given]
+    filters = [s.forward_filter for s in smoothers] + [s.backward_filter for s in smoothers]
+    each = observations if isinstance(observations, Tensor) else [*observations] * 2
+    beliefs = filter_together(
+        filters, [*initial, *final], each, actions, lengths, observed, [k[i].contiguous() for i in range(2) for k in keys]
+    )
+    return list(zip(beliefs[: len(smoothers)], beliefs[len(smoothers) :]))
+
+
+def _smooth(
+    smoothers: Sequence[MixtureDensityParticleSmoother],
+    beliefs: Sequence[tuple[FilterBeliefs, FilterBeliefs]],
+    observations: Sequence[Tensor],
+    lengths: Tensor | None,
+    observed: Tensor | None,
+    seeds: Sequence[Tensor | None],
+) -> list[SmootherBeliefs]:
+    """All steps of all sequences of all smoothers as the rows of one batch."""
+    first, n = smoothers[0], len(smoothers)
+    batch, T = beliefs[0][0].predicted.batch_shape
+    sequences, codes = [], []
+    for smoother, (forward, _), o, seed in zip(smoothers, beliefs, observations, seeds):
+        if o.shape[:2] != (batch, T):
+            expected = f"(B, T, ...) with (B, T) = {(batch, T)}, that of the beliefs"
+            raise ValueError(f"observations: expected shape {expected}, got {tuple(o.shape)}")
+        sequences.append(prepare(o, None, lengths, observed, seed, batch, forward.predicted.means.device))
+        code = encode(smoother.likelihood, sequences[-1].observations)
+        codes.append(code if sequences[-1].observed is None else masked(code, sequences[-1].observed))
+    m_f, m_b = (_components([pair[i].predicted for pair in beliefs]) for i in range(2))
+    x = _propose(first, m_f, m_b, torch.cat([s.seed for s in sequences]), T)
+    log_f, log_b, log_q = ops.two_filter_log_prob(
+        x, *m_f, *m_b, n_angular=first.space.n_angular, mixing=first.n_forward / first.n_particles
+    )
+    log_l = for_sequence([s.likelihood for s in smoothers])(x, torch.cat(codes).flatten(0, 1), log_f, log_b)
+    if log_l.shape != log_q.shape:
+        raise ValueError(f"likelihood: expected to return shape {tuple(log_q.shape)}, got {tuple(log_l.shape)}")
+    log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach() if first.divide_by_proposal else log_l)
+    collapsed = (log_sum == -math.inf).view(n, batch, T)
+    if lengths is not None:
+        collapsed = collapsed & (torch.arange(T, device=x.device) < lengths.unsqueeze(1))
+    x, log_weights = x.unflatten(0, (n, batch, T)), log_weights.unflatten(0, (n, batch, T))
+    return [
+        SmootherBeliefs(Mixture(*parts, s.posterior_bandwidth(), s.space), *pair, c)
+        for s, pair, c, *parts in zip(smoothers, beliefs, collapsed.unbind(), x.unbind(), log_weights.unbind())
+    ]
+
+
+def _row_seeds(smoother: MixtureDensityParticleSmoother, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
+    smoother.forward_filter.check_particles("initial", initial)
+    smoother.backward_filter.check_particles("final", final)
+    return row_seeds(seed, initial.size(0), initial.device)
+
+
+def _propose(s: MixtureDensityParticleSmoother, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
+    """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""
+    if s.proposal == "union":
+        return torch.cat([m_f[0], m_b[0]], 1)
+    seed = ops.split_seed(seed, 3)[:, 2]
+    n_angular, counts = s.space.n_angular, (s.n_forward, s.n_particles - s.n_forward)
+    draws = [
+        ops.mixture_resample(*m, ops.split_seed(seed, T, stream=i).flatten(), counts[i], n_angular=n_angular)[0]
+        for i, m in enumerate((m_f, m_b))
+    ]
+    return torch.cat(draws, 1)
+
+
+def _components(mixtures: Sequence[Mixture]) -> Components:
+    """Means (B T, N, D), log-weights (B T, N), bandwidths (D), of several mixtures (B T, D)."""
+    means = torch.cat([m.means for m in mixtures]).flatten(0, 1)
+    bandwidths = mixtures[0].bandwidths
+    if len(mixtures) > 1:
+        bandwidths = torch.stack([m.bandwidths for m in mixtures]).repeat_interleave(len(means) // len(mixtures), 0)
+    return means, torch.cat([m.log_weights for m in mixtures]).flatten(0, 1), bandwidths
