@@ -34,6 +34,7 @@ def _no_figures(monkeypatch, request):
 
 
 def config_file(folder, **changes):
+    folder.mkdir(exist_ok=True)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump({**TINY, **changes}))
     return str(path)
@@ -76,7 +77,7 @@ def test_run_folder_holds_everything(finished):
     metrics = json.loads((run / "metrics.json").read_text())
     assert set(metrics["results"]) == {"forward", "backward", "smoothed"} and len(metrics["stages"]) == 3
     for stage in (1, 2, 3):
-        assert (run / f"stage_{stage}/best.ckpt").exists() and list((run / f"tensorboard/stage_{stage}").iterdir())
+        assert (run / f"stage_{stage}/best.pt").exists() and list((run / f"tensorboard/stage_{stage}").iterdir())
     assert len(history(finished)) == 9
 
 
@@ -129,15 +130,15 @@ STAGES += [("mdpf-shared-bandwidth", "paper", 1)]
 @pytest.mark.parametrize("method, stages, n", STAGES)
 def test_stages_train_their_groups_at_their_rates_alone(method, stages, n):
     c = configuration.make(bearings_only.Configuration, {**TINY, "method": method, "stages": stages, "rate_factor": 1.0})
-    schedule, data = bearings_only.schedule(c), bearings_only.Data(c)
+    schedule, data = bearings_only.schedule(c), bearings_only.Data([c])
     assert len(bearings_only.stages(c)) == n
     for i, stage in enumerate(bearings_only.stages(c)):
         tracker = bearings_only.build(c)
         groups = tracker.groups()
         assert sum(map(len, groups.values())) == len(list(tracker.parameters()))
-        optimizer = staged.StagedModule(tracker, stage, schedule, 0, i).configure_optimizers()
+        (optimizer,) = staged.StagedModule([tracker], stage, schedule, [0], i).configure_optimizers()
         before = {n: [p.clone() for p in ps] for n, ps in groups.items()}
-        batch = data.sets["training"][torch.arange(4)]
+        batch = [x[:4] for x in data.sets["training"][0]]
         for step in range(2):
             optimizer.zero_grad()
             losses = tracker.losses(batch, tuple(stage.losses), step)
@@ -161,13 +162,13 @@ def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage):
     states, observations = (x.double() for x in task.simulate(80, c.n_steps, seed=1))
     schedule, curves = bearings_only.schedule(c), []
     for plain in (False, True):
-        module = staged.StagedModule(bearings_only.build(c).double(), bearings_only.stages(c)[stage], schedule, 0, 0)
-        optimizer, curve = module.configure_optimizers(), []
+        module = staged.StagedModule([bearings_only.build(c).double()], bearings_only.stages(c)[stage], schedule, [0], 0)
+        (optimizer,), curve = module.configure_optimizers(), []
         for i in range(20):
             batch = states[4 * i : 4 * i + 4], observations[4 * i : 4 * i + 4]
             optimizer.zero_grad()
             with ops.reference(plain):
-                losses = module.model.losses(batch, tuple(module.stage.losses), i)
+                losses = module.models[0].losses(batch, tuple(module.stage.losses), i)
                 loss = sum(weight * losses[name] for name, weight in module.stage.losses.items())
                 loss.backward()
             optimizer.step()
@@ -178,9 +179,9 @@ def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage):
 
 def test_a_stage_without_smoother_does_not_evaluate_it(monkeypatch):
     c = configuration.make(bearings_only.Configuration, TINY)
-    tracker, data = bearings_only.build(c), bearings_only.Data(c)
+    tracker, data = bearings_only.build(c), bearings_only.Data([c])
     monkeypatch.setattr(mdps.smoothers, "_smooth", None)
-    batch = data.sets["training"].tensors
+    batch = data.sets["training"][0]
     tracker.losses(batch, ("forward", "backward"), 0)
     with pytest.raises(TypeError):
         tracker.losses(batch, ("smoothed",), 0)
@@ -189,7 +190,7 @@ def test_a_stage_without_smoother_does_not_evaluate_it(monkeypatch):
 def test_loss_counts_labelled_steps_alone():
     c = configuration.make(bearings_only.Configuration, {**TINY, "n_steps": 9})
     tracker = bearings_only.build(c)
-    states, observations = bearings_only.Data(c).sets["training"].tensors
+    states, observations = bearings_only.Data([c]).sets["training"][0]
     before = tracker.losses((states, observations), ("forward",), 0)["forward"]
     other = states.clone()
     other[:, [1, 2, 3, 5, 6, 7]] = 0
@@ -247,10 +248,11 @@ def test_figures_are_drawn(tmp_path, finished):
 
 def test_flags_override_the_file_which_overrides_the_preset(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(bearings_only, "run_training", lambda c, folder: made.append((c, folder)))
+    monkeypatch.setattr(bearings_only, "run_training", lambda c, folder, at_once: made.append((c, folder, at_once)))
     path = config_file(tmp_path, gradient_clip="1e-2")
     assert bearings_only.main(["train", "--preset", "demo", "--config", path, "--batch-size", "7"]) == 0
-    c, folder = made[0]
+    c, folder, at_once = made[0]
+    assert at_once == 1
     assert (c.batch_size, c.n_training, c.gradient_clip) == (7, 8, 0.01)
     assert c.density_floor == 0.0 and folder == Path("runs/bearings_only_mdps_seed_0")
 
@@ -327,9 +329,41 @@ def test_early_stop_and_plateau(tmp_path):
 
 
 def test_a_loss_that_is_never_finite_is_reported(tmp_path, monkeypatch):
-    def nan(self, batch, names, seed):
-        return {n: sum(p.sum() for p in self.parameters()) * torch.nan for n in names}
+    def nan(trackers, batches, names, seeds):
+        return [{n: sum(p.sum() for p in t.parameters()) * torch.nan for n in names} for t in trackers]
 
-    monkeypatch.setattr(bearings_only.Tracker, "losses", nan)
-    with pytest.raises(FloatingPointError, match="stage 1, filters"):
+    monkeypatch.setattr(bearings_only.Tracker, "losses_together", staticmethod(nan))
+    with pytest.raises(FloatingPointError, match="stage 1/3 filters"):
         train(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["mdps", "sr-pf"])
+def test_runs_at_once_are_single_runs(tmp_path, method, monkeypatch):
+    """Up to rounding; they end at different epochs, and an interruption changes nothing."""
+    flags = ["--method", method, "--max-epochs", "6", "--patience", "1", "--n-training", "6", "--min-epochs", "1"]
+    for seed in range(3):
+        train(tmp_path / str(seed), *flags, "--seed", str(seed))
+    ordinary, seen = staged.StagedModule.training_step, [0]
+
+    def interrupted(self, batches, index):
+        seen[0] += 1
+        if seen[0] == 7:
+            raise KeyboardInterrupt
+        return ordinary(self, batches, index)
+
+    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+    assert train(tmp_path / "all", *flags, "--runs-at-once", "3") == 130
+    assert train(tmp_path / "all", *flags, "--runs-at-once", "3") == 0
+    lengths = set()
+    for seed in range(3):
+        single, together = (staged.read_history(tmp_path / place) for place in (f"{seed}/run", f"all/run/seed_{seed}"))
+        assert [(r["stage"], r["epoch"]) for r in single] == [(r["stage"], r["epoch"]) for r in together]
+        lengths.add(len(single))
+        for a, b in zip(single, together):
+            assert a.keys() == b.keys() and a["rates"] == b["rates"]
+            for key in a.keys() - {"seconds", "rates"}:
+                assert a[key] == pytest.approx(b[key], rel=1e-3), (seed, key)
+        metrics = [json.loads((tmp_path / p / "metrics.json").read_text()) for p in (f"{seed}/run", f"all/run/seed_{seed}")]
+        for belief, row in metrics[0]["results"].items():
+            assert row == pytest.approx(metrics[1]["results"][belief], rel=1e-3)
+    assert len(lengths) > 1

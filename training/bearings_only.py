@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +96,26 @@ def schedule(c: Configuration) -> staged.Schedule:
 
 
 class Data(L.LightningDataModule):
-    """The three sets of sequences, simulated from the run's seed in under a second."""
+    """The three sets of sequences of each run, simulated from its seed in under a second."""
 
-    def __init__(self, c: Configuration) -> None:
+    def __init__(self, runs: Sequence[Configuration]) -> None:
         super().__init__()
-        self.c = c
+        self.runs, c = runs, runs[0]
         sizes = {"training": c.n_training, "validation": c.n_validation, "evaluation": c.n_evaluation}
         self.sets = {
-            name: staged.Rows(*task.simulate(n, c.n_steps, seed=mix(c.seed, 3, i))) for i, (name, n) in enumerate(sizes.items())
+            name: [task.simulate(n, c.n_steps, seed=mix(run.seed, 3, i)) for run in runs]
+            for i, (name, n) in enumerate(sizes.items())
         }
 
     def train_dataloader(self):
-        c = self.c
-        sampler = staged.EpochSampler(c.n_training, c.batch_size, mix(c.seed, 4), lambda: self.trainer.current_epoch)
-        return staged.loader(self.sets["training"], sampler)
+        c, seeds = self.runs[0], [mix(run.seed, 4) for run in self.runs]
+        sampler = staged.EpochSampler(c.n_training, c.batch_size, seeds, lambda: self.trainer.current_epoch)
+        return staged.loader(staged.Rows(*self.sets["training"]), sampler)
 
     def val_dataloader(self):
-        return staged.loader(self.sets["validation"], staged.EpochSampler(self.c.n_validation, self.c.evaluation_batch_size))
+        c = self.runs[0]
+        sampler = staged.EpochSampler(c.n_validation, c.evaluation_batch_size, [None] * len(self.runs))
+        return staged.loader(staged.Rows(*self.sets["validation"]), sampler)
 
 
 def build(c: Configuration) -> Tracker:
@@ -151,19 +155,30 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def run_training(c: Configuration, folder: Path) -> dict[str, Any]:
-    """Train in a folder, or go on there; then evaluate, draw and return the metrics."""
+def run_training(c: Configuration, folder: Path, runs_at_once: int = 1) -> list[dict[str, Any]]:
+    """Train in a folder, or go on there; then evaluate, draw and return the metrics.
+
+    Several runs at once have the seeds c.seed, c.seed + 1, ... and the folders seed_SEED in `folder`; they give what they give
+    one by one, up to rounding.
+    """
     started = time.monotonic()
-    _open_folder(c, folder)
+    runs = [dataclasses.replace(c, seed=c.seed + i) for i in range(runs_at_once)]
+    folders = [folder] if runs_at_once == 1 else [folder / f"seed_{run.seed}" for run in runs]
+    for run, own in zip(runs, folders):
+        _open_folder(run, own)
     torch.set_num_threads(c.threads)
-    data, tracker = Data(c), build(c)
-    n_parameters = sum(p.numel() for p in tracker.parameters())
+    data, trackers = Data(runs), [build(run) for run in runs]
+    n_parameters = sum(p.numel() for p in trackers[0].parameters())
     print(f"{c.method}: {n_parameters} parameters, {c.n_training} sequences of {c.n_steps} steps, {c.n_particles} particles")
-    print(f"run folder: {folder}")
+    print(f"run folder: {folder}" + (f", {runs_at_once} runs at once" if runs_at_once > 1 else ""))
     with staged.quiet():
-        staged.train(tracker, data, stages(c), schedule(c), folder, c.seed, c.accelerator)
-    torch.save({"configuration": dataclasses.asdict(c), "state_dict": tracker.state_dict()}, folder / "model.pt")
-    return _finish(tracker, data.sets["evaluation"].tensors, folder, c.seed, "metrics.json", time.monotonic() - started)
+        staged.train(trackers, data, stages(c), schedule(c), folders, folder, [run.seed for run in runs], c.accelerator)
+    records = []
+    for run, own, tracker, sequences in zip(runs, folders, trackers, data.sets["evaluation"]):
+        torch.save({"configuration": dataclasses.asdict(run), "state_dict": tracker.state_dict()}, own / "model.pt")
+        seconds = (time.monotonic() - started) / runs_at_once
+        records.append(_finish(tracker, sequences, own, run.seed, "metrics.json", seconds))
+    return records
 
 
 def run_evaluation(folder: Path, n_sequences: int | None, n_particles: int | None, seed: int) -> dict[str, Any]:
@@ -223,6 +238,9 @@ def _parser():
     train.add_argument("--preset", choices=tuple(PRESETS), default="paper", help="where the defaults come from [paper]")
     train.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
     train.add_argument("--output", type=Path, metavar="FOLDER", help="run folder [runs/bearings_only_METHOD_seed_SEED]")
+    train.add_argument(
+        "--runs-at-once", type=int, metavar="INT", default=1, help="train so many runs, of consecutive seeds, as one batch [1]"
+    )
     configuration.add_flags(train, Configuration)
     demo = commands.add_parser("demo", help="train a smoother in five minutes on two cores: train --preset demo, from scratch")
     demo.add_argument(
@@ -249,8 +267,12 @@ def main(arguments: list[str] | None = None) -> int:
             run_training(configuration.make(Configuration, PRESETS["demo"]), given["output"])
         else:
             file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
+            runs_at_once = given.pop("runs_at_once")
+            if runs_at_once < 1:
+                raise ConfigurationError(f"runs_at_once: expected at least 1, got {runs_at_once}")
             c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
-            run_training(c, output or Path("runs") / f"bearings_only_{c.method}_seed_{c.seed}")
+            name = f"seed_{c.seed}" if runs_at_once == 1 else f"seeds_{c.seed}_to_{c.seed + runs_at_once - 1}"
+            run_training(c, output or Path("runs") / f"bearings_only_{c.method}_{name}", runs_at_once)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -64,98 +64,128 @@ class Schedule:
 
 
 class StagedModule(L.LightningModule):
-    """What Lightning needs to train one stage of a model.
+    """What Lightning needs to train one stage of one model, or of several alike, each a run of its own, at once.
+
+    Runs at once share calls and nothing else: each has its batches, seed, optimizer, plateau and end.
 
     Args:
-        model: has `groups()`, {name: list of parameters}, and `losses(batch, names, seed)`, {name: scalar loss}.
+        models: each has `groups()`, {name: list of parameters}; their class has `losses_together(models, batches, names,
+            seeds)`, a list of {name: scalar loss}.
         stage: what learns and on which loss.
         schedule: when rates fall.
-        seed: of the run; `stage_index` counts stages from 0.
+        seeds: of the runs; `stage_index` counts stages from 0.
     """
 
-    def __init__(self, model: nn.Module, stage: Stage, schedule: Schedule, seed: int, stage_index: int) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], stage: Stage, schedule: Schedule, seeds: Sequence[int], stage_index: int
+    ) -> None:
         super().__init__()
-        self.model, self.stage, self.schedule, self.seed, self.stage_index = model, stage, schedule, seed, stage_index
-        self.plateau_state: dict[str, Any] | None = None
+        self.automatic_optimization = False  # runs end one by one, and their gradients are clipped one by one
+        self.models, self.stage, self.schedule, self.stage_index = nn.ModuleList(models), stage, schedule, stage_index
+        self.seeds, self.active = list(seeds), list(range(len(models)))
+        self.plateau_states: list[dict[str, Any]] | None = None
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        groups = self.model.groups()
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(False)
-        learning = [{"params": groups[name], "lr": r, "name": name} for name, r in self.stage.rates.items() if groups[name]]
-        for group in learning:
-            for parameter in group["params"]:
-                parameter.requires_grad_(True)
-        optimizer = torch.optim.Adam(learning, fused=True)
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        optimizers = [self._optimizer(model.groups()) for model in self.models]
         s = self.schedule
-        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, "min", s.plateau_factor, s.plateau_patience, s.plateau_threshold, cooldown=s.plateau_cooldown
-        )
-        if self.plateau_state:
-            self.plateau.load_state_dict(self.plateau_state)
-        return optimizer
+        self.plateaus = [
+            torch.optim.lr_scheduler.ReduceLROnPlateau(
+                o, "min", s.plateau_factor, s.plateau_patience, s.plateau_threshold, cooldown=s.plateau_cooldown
+            )
+            for o in optimizers
+        ]
+        for plateau, state in zip(self.plateaus, self.plateau_states or []):
+            plateau.load_state_dict(state)
+        return optimizers
+
+    def _optimizer(self, groups: dict[str, list[nn.Parameter]]) -> torch.optim.Optimizer:
+        rates = {name: rate for name, rate in self.stage.rates.items() if groups[name]}
+        for name, parameters in groups.items():
+            for parameter in parameters:
+                parameter.requires_grad_(name in rates)
+        return torch.optim.Adam([{"params": groups[n], "lr": r, "name": n} for n, r in rates.items()], fused=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["plateau"] = self.plateau.state_dict()
+        checkpoint["plateaus"] = [plateau.state_dict() for plateau in self.plateaus]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.plateau_state = checkpoint["plateau"]
+        self.plateau_states = checkpoint["plateaus"]
 
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        return self._loss(batch, mix(self.seed, 1, self.stage_index, self.current_epoch, index), "training")
+    def training_step(self, batches: Sequence[Any], index: int) -> torch.Tensor:
+        losses = self._losses(batches, [mix(s, 1, self.stage_index, self.current_epoch, index) for s in self.seeds], "training")
+        optimizers = self.optimizers() if len(self.seeds) > 1 else [self.optimizers()]
+        for run in self.active:
+            optimizers[run].zero_grad(set_to_none=True)
+        self.manual_backward(sum(losses.values()))
+        for run in self.active:
+            self._step(optimizers[run], run)
+        return torch.stack(list(losses.values())).mean().detach()
 
-    def validation_step(self, batch: Any, index: int) -> None:
-        self._loss(batch, mix(self.seed, 2, index), "validation")
-
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
+    def _step(self, optimizer: torch.optim.Optimizer, run: int) -> None:
         """Clip the norm; a batch whose gradient is not finite is left out, and the log says so."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = nn.utils.clip_grad_norm_(parameters, self.schedule.gradient_clip)
-        self.log("gradient_norm", norm)
-        if not norm.isfinite():
-            for p in parameters:
-                p.grad = None
+        self.log(self.name("gradient_norm", run), norm)
+        if norm.isfinite():
+            optimizer.step()
 
-    def _loss(self, batch, seed, phase):
-        losses = self.model.losses(batch, tuple(self.stage.losses), seed)
-        total = sum(weight * losses[name] for name, weight in self.stage.losses.items())
-        size = len(batch[0])
-        for name, loss in losses.items():
-            self.log(f"{phase}/{name}", loss.detach(), on_step=False, on_epoch=True, batch_size=size)
-        self.log(f"{phase}_loss", total.detach(), on_step=False, on_epoch=True, batch_size=size)
-        return total
+    def validation_step(self, batches: Sequence[Any], index: int) -> None:
+        self._losses(batches, [mix(s, 2, index) for s in self.seeds], "validation")
+
+    def name(self, what: str, run: int) -> str:
+        """What a run's number is called in the log."""
+        return what if len(self.seeds) == 1 else f"run_{run}/{what}"
+
+    def _losses(self, batches, seeds, phase):
+        """{run: its loss} of the runs that have not ended."""
+        models = [self.models[run] for run in self.active]
+        named = type(models[0]).losses_together(
+            models, [batches[run] for run in self.active], tuple(self.stage.losses), [seeds[run] for run in self.active]
+        )
+        totals = {}
+        for run, losses in zip(self.active, named, strict=True):
+            totals[run] = sum(weight * losses[name] for name, weight in self.stage.losses.items())
+            logged = {f"{phase}/{name}": loss for name, loss in losses.items()} | {f"{phase}_loss": totals[run]}
+            for what, loss in logged.items():
+                name = self.name(what, run)
+                self.log(name, loss.detach(), on_step=False, on_epoch=True, batch_size=len(batches[run][0]))
+        return totals
 
 
-class EpochSampler(Sampler[torch.Tensor]):
-    """Batches of indices; with a seed, in an order that depends on (seed, epoch) alone.
+class EpochSampler(Sampler[list[torch.Tensor]]):
+    """Batches of indices for each run; with seeds, in orders that depend on (seed, epoch) alone.
 
     `epoch` is asked at an epoch's first batch: before that, Lightning still counts as before an interruption.
     """
 
-    def __init__(self, n: int, batch_size: int, seed: int | None = None, epoch: Callable[[], int] = lambda: 0) -> None:
-        self.n, self.batch_size, self.seed, self.epoch = n, batch_size, seed, epoch
+    def __init__(self, n: int, batch_size: int, seeds: Sequence[int | None], epoch: Callable[[], int] = lambda: 0) -> None:
+        self.n, self.batch_size, self.seeds, self.epoch = n, batch_size, seeds, epoch
 
     def __len__(self) -> int:
         return math.ceil(self.n / self.batch_size)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        order = torch.arange(self.n)
-        if self.seed is not None:
-            order = torch.randperm(self.n, generator=torch.Generator().manual_seed(mix(self.seed, self.epoch())))
-        yield from order.split(self.batch_size)
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        epoch = self.epoch()
+        orders = [
+            torch.arange(self.n)
+            if seed is None
+            else torch.randperm(self.n, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+            for seed in self.seeds
+        ]
+        yield from map(list, zip(*(order.split(self.batch_size) for order in orders)))
 
 
 class Rows(Dataset):
-    """Rows of tensors in memory; an index tensor gives a whole batch."""
+    """Rows of tensors in memory, a data set for each run; a list of index tensors gives each run its batch."""
 
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        self.tensors = tensors
+    def __init__(self, *runs: Sequence[torch.Tensor]) -> None:
+        self.runs = runs
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return len(self.runs[0][0])
 
-    def __getitem__(self, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(t[index] for t in self.tensors)
+    def __getitem__(self, indices: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        return [tuple(t[index] for t in tensors) for tensors, index in zip(self.runs, indices)]
 
 
 def loader(data: Dataset, sampler: EpochSampler) -> DataLoader:
@@ -167,10 +197,10 @@ class Progress(Callback):
     """One line that says where training is and how long it may still take; without a terminal, one line an epoch."""
 
     def __init__(self, title: str, end: "EpochEnd") -> None:
-        self.title, self.end, self.started, self.done, self.drawn = title, end, 0.0, 0, 0.0
+        self.title, self.end, self.started, self.first_epoch, self.done, self.drawn = title, end, 0.0, 0, 0, 0.0
 
     def on_train_start(self, trainer, module):
-        self.started, self.done, self.drawn = time.monotonic(), 0, 0.0
+        self.started, self.first_epoch, self.done, self.drawn = time.monotonic(), trainer.current_epoch, 0, 0.0
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
         self.done += 1
@@ -186,8 +216,7 @@ class Progress(Callback):
 
     def on_train_epoch_end(self, trainer, module):
         start, finish, newline = ("\r", "\033[K", "") if sys.stdout.isatty() else ("", "", "\n")
-        numbers = trainer.callback_metrics
-        line = f"loss {numbers['training_loss']:7.3f}  validation {numbers[VALIDATION]:7.3f}  best {self.end.best:7.3f}"
+        line = self.end.line()
         print(f"{start}{self._where(trainer)}  {line}  {self._remaining(trainer)}{finish}", end=newline, flush=True)
 
     def on_train_end(self, trainer, module):
@@ -198,112 +227,144 @@ class Progress(Callback):
         return f"{self.title}  epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
 
     def _remaining(self, trainer):
-        left = trainer.num_training_batches * trainer.max_epochs - trainer.global_step
+        left = trainer.num_training_batches * (trainer.max_epochs - self.first_epoch) - self.done
         seconds = (time.monotonic() - self.started) / max(self.done, 1) * left
         return f"at most {duration(seconds)} left"
+
+
+class RunState:
+    """What is known of one run in a stage: its rows of numbers, and how it stands with its best epoch."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.best, self.epochs_since_best = math.inf, 0
 
 
 class EpochEnd(Callback):
     """What follows an epoch: a row of numbers, the plateau schedule, early stopping, and the checkpoints, the last of all.
 
-    Lightning's own callbacks would save before the schedule has moved, and so resume with other numbers.
+    Lightning's own callbacks would save before the schedule has moved, and so resume with other numbers. A run's best weights
+    are in its place, the stage's folder in the run's folder; what is needed to go on, of all runs at once, is in `shared`.
     """
 
-    def __init__(self, folder: Path, history: Path, stage: int) -> None:
-        self.folder, self.history, self.stage = folder, history, stage
-        self.rows: list[dict[str, Any]] = []
-        self.best, self.epochs_since_best, self.started = math.inf, 0, 0.0
+    def __init__(self, places: Sequence[Path], shared: Path, stage: int) -> None:
+        self.places, self.shared, self.stage = places, shared, stage
+        self.runs, self.started = [RunState() for _ in places], 0.0
 
     def state_dict(self):
-        return {"rows": self.rows, "best": self.best, "epochs_since_best": self.epochs_since_best}
+        return {"runs": [vars(run) for run in self.runs]}
 
     def load_state_dict(self, state):
-        self.rows[:] = state["rows"]
-        self.best, self.epochs_since_best = state["best"], state["epochs_since_best"]
+        for run, values in zip(self.runs, state["runs"], strict=True):
+            vars(run).update(values)
 
     def on_train_start(self, trainer, module):
-        self._stop_early(trainer, module.schedule, len(self.rows))
+        self._end_runs(trainer, module, trainer.current_epoch)
 
     def on_train_epoch_start(self, trainer, module):
         self.started = time.monotonic()
 
     def on_train_epoch_end(self, trainer, module):
-        numbers = {k: float(v) for k, v in trainer.callback_metrics.items()}
-        rates = {g["name"]: g["lr"] for g in trainer.optimizers[0].param_groups}
-        row = {"stage": self.stage, "epoch": trainer.current_epoch, "seconds": time.monotonic() - self.started}
-        self.rows.append(row | {"rates": rates} | numbers)
-        with self.history.open("a") as file:
-            file.write(json.dumps(self.rows[-1]) + "\n")
-        better = numbers[VALIDATION] < self.best
-        self.best, self.epochs_since_best = (numbers[VALIDATION], 0) if better else (self.best, self.epochs_since_best + 1)
-        module.plateau.step(numbers[VALIDATION])
-        self._stop_early(trainer, module.schedule, trainer.current_epoch + 1)
-        for name in ("best", "last") if better else ("last",):
-            unfinished = self.folder / "unfinished.ckpt"
-            trainer.save_checkpoint(unfinished)
-            os.replace(unfinished, self.folder / f"{name}.ckpt")
+        seconds = (time.monotonic() - self.started) / len(module.active)
+        for i in module.active:
+            self._record(trainer, module, i, seconds)
+        self._end_runs(trainer, module, trainer.current_epoch + 1)
+        unfinished = self.shared / "unfinished.ckpt"
+        trainer.save_checkpoint(unfinished)
+        os.replace(unfinished, self.shared / "last.ckpt")
 
-    def _stop_early(self, trainer, schedule, n_epochs):
-        if self.epochs_since_best >= schedule.patience and n_epochs >= schedule.min_epochs:
-            trainer.should_stop = True
+    def line(self) -> str:
+        """How the last epoch was, of several runs on average."""
+        last = [run.rows[-1] for run in self.runs if run.rows]
+        training, validation = (sum(row[k] for row in last) / len(last) for k in ("training_loss", VALIDATION))
+        best = sum(run.best for run in self.runs) / len(self.runs)
+        return f"loss {training:7.3f}  validation {validation:7.3f}  best {best:7.3f}"
+
+    def _record(self, trainer, module, i, seconds):
+        """One run's epoch: `seconds` is its share of the time."""
+        run, prefix = self.runs[i], module.name("", i)
+        logged = {k.removeprefix(prefix): float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
+        rates = {g["name"]: g["lr"] for g in trainer.optimizers[i].param_groups}
+        row = {"stage": self.stage, "epoch": trainer.current_epoch, "seconds": seconds}
+        run.rows.append(row | {"rates": rates} | logged)
+        with (self.places[i].parent / "history.jsonl").open("a") as file:
+            file.write(json.dumps(run.rows[-1]) + "\n")
+        loss = logged[VALIDATION]
+        module.plateaus[i].step(loss)
+        if not loss < run.best:
+            run.epochs_since_best += 1
+            return
+        run.best, run.epochs_since_best = loss, 0
+        unfinished = self.places[i] / "unfinished.pt"
+        torch.save(module.models[i].state_dict(), unfinished)
+        os.replace(unfinished, unfinished.with_name("best.pt"))
+
+    def _end_runs(self, trainer, module, n_epochs):
+        s = module.schedule
+        if n_epochs >= s.min_epochs:
+            module.active = [i for i, run in enumerate(self.runs) if run.epochs_since_best < s.patience]
+        trainer.should_stop = not module.active
 
 
 def train(
-    model: nn.Module,
+    models: Sequence[nn.Module],
     data: L.LightningDataModule,
     stages: Sequence[Stage],
     schedule: Schedule,
-    folder: Path,
-    seed: int,
+    folders: Sequence[Path],
+    shared: Path,
+    seeds: Sequence[int],
     accelerator: str,
 ) -> None:
-    """Train a model through its stages, going on where an earlier call in the same folder stopped; it ends with the last
-    stage's best weights. What was learned is in folder/stage_K, the numbers of every epoch in folder/history.jsonl.
+    """Train models, each a run, through their stages, going on where an earlier call stopped; they end with the last stage's
+    best weights.
+
+    What each has learned is in its folder's stage_K, the numbers of every epoch in its history.jsonl; what is needed to go on
+    is in the folder `shared`, which is the run's own if there is one run.
 
     Raises:
-        KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folder.
+        KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folders.
         FloatingPointError: no epoch of a stage had a finite validation loss.
     """
     for index, stage in enumerate(stages):
-        stage_folder = folder / f"stage_{index + 1}"
-        finished, last, best = stage_folder / "finished.json", stage_folder / "last.ckpt", stage_folder / "best.ckpt"
-        if finished.exists():
-            model.load_state_dict(_weights(best))
-            continue
-        stage_folder.mkdir(parents=True, exist_ok=True)
-        end = EpochEnd(stage_folder, folder / "history.jsonl", index + 1)
-        trainer = L.Trainer(
-            accelerator=accelerator,
-            devices=1,
-            max_epochs=stage.max_epochs or schedule.max_epochs,
-            callbacks=[end, Progress(f"stage {index + 1}/{len(stages)} {stage.name}", end)],
-            logger=TensorBoardLogger(folder, name="tensorboard", version=f"stage_{index + 1}"),
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            log_every_n_steps=10,
-        )
-        module = StagedModule(model, stage, schedule, seed, index)
-        with _interruptible(trainer):
-            trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
-        if not best.exists():
-            raise FloatingPointError(
-                f"stage {index + 1}, {stage.name}: no epoch had a finite validation loss; lower rate_factor"
-            )
-        model.load_state_dict(_weights(best))
-        finished.write_text(
-            json.dumps(
-                {
-                    "name": stage.name,
-                    "epochs": len(end.rows),
-                    "seconds": sum(row["seconds"] for row in end.rows),
-                    "best_validation_loss": end.best,
-                },
-                indent=2,
-            )
-        )
-    model.requires_grad_(True)
+        places = [folder / f"stage_{index + 1}" for folder in folders]
+        if not all((place / "finished.json").exists() for place in places):
+            title = f"stage {index + 1}/{len(stages)} {stage.name}"
+            _train_stage(StagedModule(models, stage, schedule, seeds, index), data, places, shared, accelerator, title)
+        for model, place in zip(models, places):
+            model.load_state_dict(torch.load(place / "best.pt", map_location="cpu", weights_only=True))
+    for model in models:
+        model.requires_grad_(True)
+
+
+def _train_stage(
+    module: StagedModule, data: L.LightningDataModule, places: Sequence[Path], shared: Path, accelerator: str, title: str
+) -> None:
+    """One stage; `places` are its folders in the runs' folders."""
+    stage, name = module.stage, f"stage_{module.stage_index + 1}"
+    for folder in (shared / name, *places):
+        folder.mkdir(parents=True, exist_ok=True)
+    end, last = EpochEnd(places, shared / name, module.stage_index + 1), shared / name / "last.ckpt"
+    trainer = L.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_epochs=stage.max_epochs or module.schedule.max_epochs,
+        callbacks=[end, Progress(title, end)],
+        logger=TensorBoardLogger(shared, name="tensorboard", version=name),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+    )
+    with _interruptible(trainer):
+        trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
+    for place, run in zip(places, end.runs):
+        if not (place / "best.pt").exists():
+            raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
+        seconds = sum(row["seconds"] for row in run.rows)
+        numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
+        (place / "finished.json").write_text(json.dumps(numbers, indent=2))
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -370,8 +431,3 @@ def duration(seconds: float) -> str:
     """Seconds as 1:02:03 or 2:03."""
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
-
-
-def _weights(checkpoint):
-    state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
-    return {key.removeprefix("model."): value for key, value in state.items()}

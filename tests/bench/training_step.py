@@ -30,7 +30,7 @@ def steps(method: str, index: int):
     tracker, stage = bearings_only.build(c), bearings_only.stages(c)[index]
     batch = tuple(task.simulate(c.batch_size, c.n_steps, seed=0))
     schedule = bearings_only.schedule(c)
-    optimizer = StagedModule(tracker, stage, schedule, 0, index).configure_optimizers()
+    (optimizer,) = StagedModule([tracker], stage, schedule, [0], index).configure_optimizers()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def step():
