@@ -1,114 +1,32 @@
-/* Schema and registration of small_network. Contract: kernels/small_network.h.
- * Four integers describe a layer: whether extra enters it, whether condition does, the values it returns, its activation. */
+/* Schema and registration of small_network. Contract: kernels/small_network.h. */
 #include "small_network.h"
 
-#include "operator.h"
-
-typedef struct {
-    Tensor x, extra, condition, weights;
-    SmallNetwork p;
-} Arguments;
-
-static void expect_width(Call *call, const char *name, int64_t width) {
-    expect(call, width >= 1 && width <= NETWORK_WIDTH, "%s: expected 1 to %d columns, got %lld", name, NETWORK_WIDTH,
-           (long long)width);
-}
-
-/* extra (B, N, E) or condition (B, K), when given: its number of columns, or 0. */
-static int take_given(Call *call, StableIValue value, const char *name, int dim, const Tensor *x, Tensor *given) {
-    static const int64_t none[3];
-    StableIValue inner;
-    *given = (Tensor){.size = none};
-    if (!take_optional(value, &inner)) return 0;
-    *given = take_tensor(call, inner, name, dim);
-    int64_t columns = given->size[dim - 1];
-    expect_like(call, given, name, x, "x");
-    expect_size(call, given, name, dim, (int64_t[]){x->size[0], dim == 3 ? x->size[1] : columns, columns});
-    expect_width(call, name, columns);
-    return (int)columns;
-}
-
-static void take_layers(Call *call, StableIValue value, SmallNetwork *p) {
-    int64_t item[4 * NETWORK_LAYERS];
-    int n = take_ints(call, value, "layers", 4 * NETWORK_LAYERS, item), extra = 0, condition = 0;
-    expect(call, n > 0 && n % 4 == 0, "layers: expected 4 integers for each of 1 to %d layers, got %d", NETWORK_LAYERS, n);
-    p->n_layers = ok(call) ? n / 4 : 0;
-    for (int l = 0; l < p->n_layers; l++) {
-        const int64_t *a = item + 4 * l;
-        expect(call, (a[0] | a[1] | 1) == 1, "layers: expected 0 or 1 for whether extra and condition enter");
-        expect_width(call, "layers", a[2]);
-        expect(call, a[3] >= 0 && a[3] < NETWORK_ACTIVATIONS, "layers: expected an activation in [0, %d), got %lld",
-               NETWORK_ACTIVATIONS, (long long)a[3]);
-        p->layer[l] = (NetworkLayer){.enters_extra = a[0], .enters_condition = a[1], .out = (int)a[2], .activation = (int)a[3]};
-        extra += a[0] != 0;
-        condition += a[1] != 0;
-    }
-    expect(call, extra == (p->E > 0), "extra: expected it to enter one layer if it is given and none if not, got %d", extra);
-    expect(call, condition == (p->K > 0), "condition: expected it to enter one layer if it is given and none if not, got %d",
-           condition);
-}
-
-/* x, extra, condition, weights, layers from stack[0] on. */
-static Arguments take_arguments(Call *call, StableIValue *stack, const Tensor *grad_y) {
-    Arguments a = {.x = take_tensor(call, stack[0], "x", 3)};
-    SmallNetwork *p = &a.p;
-    p->E = take_given(call, stack[1], "extra", 3, &a.x, &a.extra);
-    p->K = take_given(call, stack[2], "condition", 2, &a.x, &a.condition);
-    a.weights = take_shared_tensor(call, stack[3], "weights", 2);
-    take_layers(call, stack[4], p);
-    expect_like(call, &a.weights, "weights", &a.x, "x");
-    expect_width(call, "x", a.x.size[2]);
-    bool stacked = a.weights.dim == 2;
-    p->B = a.x.size[0], p->N = a.x.size[1], p->C = (int)a.x.size[2];
-    p->R = stacked ? a.weights.size[0] : 1;
-    expect(call, p->R > 0 && p->B % p->R == 0, "weights: expected a number of sets that divides the %lld rows of x, got %lld",
-           (long long)p->B, (long long)p->R);
-    if (!ok(call)) return a;
-    p->x = a.x.data, p->extra = a.extra.data, p->condition = a.condition.data, p->weights = a.weights.data;
-    p->grad_y = grad_y ? grad_y->data : NULL;
-    if (on_cuda(&a.x)) small_network_layout_cuda(p, a.x.is_double ? 8 : 4);
-    else small_network_layout(p);
-    expect(call, a.weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
-           (long long)a.weights.size[stacked]);
-    if (p->scratch_size > 0) p->scratch = new_scratch(call, &a.x, p->scratch_size * (a.x.is_double ? 8 : 4));
-    run(call, &a.x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
-    return a;
-}
+#include "network.h"
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
     Call call = {.op = "small_network"};
-    Arguments a = take_arguments(&call, stack, NULL);
-    SmallNetwork *p = &a.p;
-    Tensor y = new_tensor(&call, &a.x, 3, (int64_t[]){p->B, p->N, ok(&call) ? p->layer[p->n_layers - 1].out : 0});
-    p->y = y.data;
-    run(&call, &a.x, KERNELS(small_network_forward), p, p->R * p->chunks, 1);
+    SmallNetwork p = {0};
+    Network a = take_network(&call, stack, "x", &p, NULL);
+    Tensor y = new_tensor(&call, &a.x, 3, (int64_t[]){p.B, p.N, ok(&call) ? p.layer[p.n_layers - 1].out : 0});
+    p.y = y.data;
+    network_forward(&call, &a, &p, small_network_forward_cuda);
     finish(&call, stack, 1, (Tensor[]){y});
 }
 OPERATOR(small_network, "small_network(Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers) -> Tensor",
          forward)
 
-/* wanted: 1 for grad_x + 2 for grad_extra. A gradient that is not wanted, or whose argument is absent, comes back empty. */
+/* wanted: see network_backward. */
 static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
     Call call = {.op = "small_network_backward"};
+    SmallNetwork p = {0};
     Tensor grad_y = take_tensor(&call, stack[0], "grad_y", 3);
-    Arguments a = take_arguments(&call, stack + 1, &grad_y);
-    SmallNetwork *p = &a.p;
-    int64_t wanted = take_int(stack[6]), none[3] = {0};
+    Network a = take_network(&call, stack + 1, "x", &p, &grad_y);
     expect_like(&call, &grad_y, "grad_y", &a.x, "x");
-    expect_size(&call, &grad_y, "grad_y", 3, (int64_t[]){p->B, p->N, ok(&call) ? p->layer[p->n_layers - 1].out : 0});
-    bool want_x = wanted & 1, want_extra = (wanted & 2) && p->E;
-    Tensor grad_x = new_tensor(&call, &a.x, 3, want_x ? a.x.size : none);
-    Tensor grad_extra = new_tensor(&call, &a.x, 3, want_extra ? a.extra.size : none);
-    Tensor grad_condition = new_tensor(&call, &a.x, 2, a.condition.size);
-    Tensor grad_weights = new_tensor(&call, &a.x, (int)a.weights.dim, a.weights.size);
-    p->grad_x = want_x ? grad_x.data : NULL;
-    p->grad_extra = want_extra ? grad_extra.data : NULL;
-    p->grad_condition = grad_condition.data, p->grad_weights = grad_weights.data;
-    run(&call, &a.x, KERNELS(small_network_backward), p, on_cuda(&a.x) ? p->R : p->R * p->chunks, 1); /* CUDA: and finish */
-    run(&call, &a.x, CPU_KERNELS(small_network_finish), p, p->R, 1);
-    finish(&call, stack, 4, (Tensor[]){grad_x, grad_extra, grad_condition, grad_weights});
+    expect_size(&call, &grad_y, "grad_y", 3, (int64_t[]){p.B, p.N, ok(&call) ? p.layer[p.n_layers - 1].out : 0});
+    NetworkGradients grad = network_backward(&call, &a, &p, take_int(stack[6]), small_network_backward_cuda);
+    finish(&call, stack, 4, (Tensor[]){grad.x, grad.extra, grad.condition, grad.weights});
 }
 OPERATOR(small_network_backward,
          "small_network_backward(Tensor grad_y, Tensor x, Tensor? extra, Tensor? condition, Tensor weights, int[] layers, "

@@ -91,26 +91,6 @@ INLINE REAL FN(draw_one_normal)(Source s, int64_t number) {
     return number & 1 ? b : a;
 }
 
-/* atan(r) / r in v = r^2, 0 <= r <= 1: relative error 1.9e-8 (float), 3.3e-17 (double) before rounding. */
-INLINE REAL FN(atan_over)(REAL v) {
-    static const double f32[9] = {0.0027662835, -0.0157312491, 0.0421376236, -0.0745685483, 0.106183706,
-                                  -0.141977978, 0.19991872,    -0.333330367, 0.999999982};
-    static const double f64[20] = {
-        -1.9342347592892299e-5, 0.00021423810738603947, -0.0011252544302234645, 0.0037511384839651412, -0.0089910805426582607,
-        0.016719596063507389,   -0.025568623644371739,  0.033871267027006749,   -0.040811247503178852, 0.046687453048485287,
-        -0.052374234719188168,  0.058768281144872722,   -0.066657649106897223,  0.076921989974582942,  -0.09090899793217341,
-        0.11111110578002082,    -0.14285714266926734,   0.1999999999964796,     -0.33333333333330702,  0.99999999999999997};
-    REAL p = 0;
-    if (IS_DOUBLE) {
-#pragma GCC unroll 20
-        for (int i = 0; i < 20; i++) p = p * v + (REAL)f64[i];
-    } else {
-#pragma GCC unroll 9
-        for (int i = 0; i < 9; i++) p = p * v + (REAL)f32[i];
-    }
-    return p;
-}
-
 /* What is drawn for a concentration: finite and >= 0. */
 INLINE REAL FN(drawn_concentration)(REAL concentration) {
     const REAL most = IS_DOUBLE ? (REAL)1e300 : (REAL)1e36f;

@@ -1,4 +1,4 @@
-/* exp2, log2, sine and cosine as branch-free polynomials, for float or double (REAL, FN: for_each_real.h).
+/* exp2, log2, sine, cosine and atan2 as branch-free polynomials, for float or double (REAL, FN: for_each_real.h).
  *
  * Plain C that a compiler vectorises with -fno-math-errno -fno-trapping-math, and the same formulas on every target.
  * Coefficients: Chebyshev fits made with mpmath (tests/coefficients.py prints them); the largest relative errors, measured by
@@ -155,6 +155,41 @@ INLINE double cospi_poly_f64(double v) {
     return p * v + 1.;
 }
 
+/* atan(r) / r as a polynomial in v = r^2, |r| <= 1. */
+INLINE float atan_over_f32(float v) {
+    float p = 2.76628350e-03f;
+    p = p * v - 1.57312491e-02f;
+    p = p * v + 4.21376236e-02f;
+    p = p * v - 7.45685483e-02f;
+    p = p * v + 1.06183706e-01f;
+    p = p * v - 1.41977978e-01f;
+    p = p * v + 1.99918720e-01f;
+    p = p * v - 3.33330367e-01f;
+    return p * v + 9.99999982e-01f;
+}
+INLINE double atan_over_f64(double v) {
+    double p = -1.9342347592892300e-05;
+    p = p * v + 2.1423810738603946e-04;
+    p = p * v - 1.1252544302234645e-03;
+    p = p * v + 3.7511384839651412e-03;
+    p = p * v - 8.9910805426582606e-03;
+    p = p * v + 1.6719596063507390e-02;
+    p = p * v - 2.5568623644371739e-02;
+    p = p * v + 3.3871267027006748e-02;
+    p = p * v - 4.0811247503178855e-02;
+    p = p * v + 4.6687453048485289e-02;
+    p = p * v - 5.2374234719188166e-02;
+    p = p * v + 5.8768281144872724e-02;
+    p = p * v - 6.6657649106897227e-02;
+    p = p * v + 7.6921989974582938e-02;
+    p = p * v - 9.0908997932173413e-02;
+    p = p * v + 1.1111110578002083e-01;
+    p = p * v - 1.4285714266926733e-01;
+    p = p * v + 1.9999999999647960e-01;
+    p = p * v - 3.3333333333330700e-01;
+    return p * v + 1.0000000000000000e+00;
+}
+
 /* The angle as turns in [-1/2, 1/2]: theta / (2 pi) less its nearest integer. 2 pi in two parts keeps what theta holds. */
 INLINE float turns_f32(float theta) {
     float k = rintf(theta * (float)(0.5 / PI));
@@ -170,10 +205,36 @@ INLINE double turns_f64(double theta) {
 }
 #endif
 
+/* The largest number below pi. */
+#undef TOP_ANGLE
+#define TOP_ANGLE (IS_DOUBLE ? (REAL)3.1415926535897931 : (REAL)3.1415925f)
+
 /* The same angle in [-pi, pi); unchanged where it is there already. */
 INLINE REAL FN(wrap)(REAL theta) {
-    REAL top = IS_DOUBLE ? (REAL)3.1415926535897931 : (REAL)3.1415925f; /* the largest number below pi */
     REAL w = FN(turns)(theta) * (REAL)(2 * PI);
-    w = w < -top || w >= top ? -top : w;
-    return theta >= -top && theta < top ? theta : w;
+    w = w < -TOP_ANGLE || w >= TOP_ANGLE ? -TOP_ANGLE : w;
+    return theta >= -TOP_ANGLE && theta < TOP_ANGLE ? theta : w;
+}
+
+/* Of an angle of any size; absolute errors as those of `turns`. */
+INLINE void FN(sine_cosine)(REAL theta, REAL *sine, REAL *cosine) {
+    REAL w = 2 * FN(turns)(theta), t = fabs(w);
+    bool folded = t > (REAL)0.5; /* the left half of the circle has the right half's sines */
+    REAL u = folded ? copysign(1 - t, w) : w, c = FN(cospi_poly)(u * u);
+    *sine = u * FN(sinpi_over)(u * u);
+    *cosine = folded ? -c : c;
+}
+
+/* As C's atan2, signed zeros and infinities included. pi and its half in two parts: their rounding is not added. */
+INLINE REAL FN(atan2_real)(REAL y, REAL x) {
+    const REAL rest = IS_DOUBLE ? (REAL)1.2246467991473532e-16 : (REAL)-8.7422777e-8f;
+    REAL height = fabs(y), width = fabs(x);
+    bool steep = height > width;
+    REAL low = steep ? width : height, high = steep ? height : width, r = low / high;
+    r = low == high ? 1 : r;
+    r = high == 0 ? low : r; /* 0, or NaN */
+    REAL a = r * FN(atan_over)(r * r);
+    a = steep ? (REAL)(PI / 2) - (a - rest / 2) : a;
+    a = copysign((REAL)1, x) < 0 ? (REAL)PI - (a - rest) : a;
+    return copysign(a, y);
 }

@@ -10,7 +10,7 @@
  */
 #include "small_network.h"
 
-#define MDPS_FILE "activations.h"
+#define MDPS_FILE "pose_math.h"
 #include "for_each_real.h"
 #undef MDPS_FILE
 
@@ -48,6 +48,8 @@ static void place_layers(SmallNetwork *p, bool condition_enters) {
         in = a->out;
     }
     row += in;
+    p->pose_row = row;
+    if (p->form != NETWORK_ALONE) row += 3;
     for (int l = 0; l < p->n_layers; l++)
         if (p->layer[l].activation == NETWORK_PRELU) {
             p->layer[l].z_row = row;

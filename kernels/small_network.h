@@ -32,6 +32,9 @@
 
 enum { NETWORK_NONE, NETWORK_RELU, NETWORK_TANH, NETWORK_SIGMOID, NETWORK_PRELU, NETWORK_ACTIVATIONS };
 enum { NETWORK_LAYERS = 16, NETWORK_WIDTH = 256 };
+/* What stands before and behind the layers: nothing, or the poses of move_poses.h or weigh_poses.h, which say what x, y and their
+ * gradients then are, and set C. */
+enum { NETWORK_ALONE, NETWORK_MOVES_POSES, NETWORK_WEIGHS_POSES };
 
 typedef struct {
     bool enters_extra, enters_condition;
@@ -45,6 +48,9 @@ typedef struct {
 typedef struct {
     int n_layers, C, E, K;
     NetworkLayer layer[NETWORK_LAYERS];
+    int form;                    /* NETWORK_ALONE, or what uses the fields of the next two lines */
+    const void *scale;           /* move_poses */
+    double minimum, least_extra; /* weigh_poses */
     int64_t R, B, N;
     const void *x, *extra, *condition, *weights;
     void *y;
@@ -56,6 +62,7 @@ typedef struct {
     int64_t per_set, chunk, chunks; /* particles of a set and of a chunk; chunks of a set */
     int64_t scratch_size, at_share, at_grad_share, at_grad_weights, at_tiles, tile_size; /* scratch and its parts */
     int rows, widest;    /* rows of a tile, and of its widest layer */
+    int pose_row;        /* where in a tile three rows for poses lie */
     int conditioned;     /* the layer that condition enters, or -1 */
     int in_shared;       /* CUDA: what is, see below */
     int64_t shared_size; /* CUDA: numbers in shared memory */

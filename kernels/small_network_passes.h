@@ -37,6 +37,8 @@ static bool ON(begin_tile)(ON(Tile) * t, int64_t stop) {
     return t->n > 0;
 }
 
+#include "small_network_poses.h"
+
 /* Transposes the matrices and computes each row's share of the conditioned layer, bias + W condition: no work per particle. */
 static void ON(prepare)(int64_t begin, int64_t end, void *parameters) {
     const SmallNetwork *p = parameters;
@@ -93,11 +95,13 @@ static void ON(gather)(const ON(Tile) * t, int M, const REAL *d) {
 
 static void ON(forward_tile)(ON(Tile) * t) {
     const SmallNetwork *p = t->p;
-    ON(load)(p->C, t->n, t->nv, 1, (const REAL *)p->x + t->row * p->C, t->rows);
+    if (p->form == NETWORK_ALONE) ON(load)(p->C, t->n, t->nv, 1, (const REAL *)p->x + t->row * p->C, t->rows);
+    else ON(load_poses)(t);
     for (int l = 0; l < p->n_layers; l++) {
         const NetworkLayer *a = &p->layer[l];
         REAL *in = t->rows + a->row * TILE, *out = in + a->joined * TILE, *z = t->rows + a->z_row * TILE;
         if (a->enters_extra) ON(load)(p->E, t->n, t->nv, 1, (const REAL *)p->extra + t->row * p->E, in + a->in * TILE);
+        if (a->enters_extra && p->form == NETWORK_WEIGHS_POSES) ON(raise_extra)(t, in + a->in * TILE);
         if (a->enters_condition) ON(spread)(t, a->out);
         ON(product)(t->nv, &(ON(Product)){.M = a->out,
                                           .K = a->joined,
@@ -116,11 +120,13 @@ static void ON(forward_tile)(ON(Tile) * t) {
 static void ON(forward)(int64_t begin, int64_t end, void *parameters) {
     const SmallNetwork *p = parameters;
     ON(Tile) t = ON(new_tile)(p, begin);
-    const NetworkLayer *last = &p->layer[p->n_layers - 1];
+    const int out = p->layer[p->n_layers - 1].out;
     for (int64_t chunk = begin; chunk < end; chunk++)
         for (int64_t stop = ON(begin_chunk)(&t, chunk); ON(begin_tile)(&t, stop); t.row += t.n) {
             ON(forward_tile)(&t);
-            ON(store)(last->out, t.n, t.rows + (last->row + last->joined) * TILE, (REAL *)p->y + t.row * last->out);
+            if (p->form == NETWORK_MOVES_POSES) ON(store_moved)(&t);
+            else if (p->form == NETWORK_WEIGHS_POSES) ON(store_logs)(&t);
+            else ON(store)(out, t.n, ON(output_rows)(&t), (REAL *)p->y + t.row * out);
         }
 }
 
@@ -129,7 +135,9 @@ static void ON(backward_tile)(ON(Tile) * t) {
     const SmallNetwork *p = t->p;
     const int out = p->layer[p->n_layers - 1].out;
     REAL *d = t->delta[0], *next = t->delta[1];
-    ON(load)(out, t->n, t->nv, 0, (const REAL *)p->grad_y + t->row * out, d);
+    if (p->form == NETWORK_MOVES_POSES) ON(load_moved_gradient)(t, d);
+    else if (p->form == NETWORK_WEIGHS_POSES) ON(load_log_gradient)(t, d);
+    else ON(load)(out, t->n, t->nv, 0, (const REAL *)p->grad_y + t->row * out, d);
     bool gated = false; /* the product has applied ReLU's derivative already */
     for (int l = p->n_layers - 1; l >= 0; l--) {
         const NetworkLayer *a = &p->layer[l];
@@ -141,6 +149,7 @@ static void ON(backward_tile)(ON(Tile) * t) {
         if (a->enters_condition) ON(gather)(t, a->out, d);
         if (a->enters_extra && p->grad_extra) {
             ON(product)(t->nv, &(ON(Product)){.M = a->extra, .K = a->out, .ld = a->columns, .w = w + a->in, .a = d, .z = next});
+            if (p->form == NETWORK_WEIGHS_POSES) ON(cut_extra_gradient)(t, in + a->in * TILE, next);
             ON(store)(p->E, t->n, next, (REAL *)p->grad_extra + t->row * p->E);
         }
         if (l == 0 && !p->grad_x) break;
@@ -152,7 +161,8 @@ static void ON(backward_tile)(ON(Tile) * t) {
         d = next;
         next = swap;
     }
-    if (p->grad_x) ON(store)(p->C, t->n, d, (REAL *)p->grad_x + t->row * p->C);
+    if (p->grad_x && p->form == NETWORK_ALONE) ON(store)(p->C, t->n, d, (REAL *)p->grad_x + t->row * p->C);
+    else if (p->grad_x) ON(store_pose_gradient)(t, d);
 }
 
 static void ON(backward)(int64_t begin, int64_t end, void *parameters) {

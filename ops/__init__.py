@@ -10,6 +10,7 @@ from .log_i0 import log_i0 as log_i0
 from .make_seed import make_seed as make_seed
 from .mixture_log_prob import mixture_log_prob as mixture_log_prob
 from .mixture_resample import mixture_resample as mixture_resample
+from .move_poses import move_poses as move_poses
 from .normalize_log_weights import NormalizedWeights as NormalizedWeights
 from .normalize_log_weights import normalize_log_weights as normalize_log_weights
 from .philox_normal import philox_normal as philox_normal
@@ -20,3 +21,4 @@ from .small_network import small_network as small_network
 from .split_seed import split_seed as split_seed
 from .two_filter_log_prob import two_filter_log_prob as two_filter_log_prob
 from .von_mises_log_prob import von_mises_log_prob as von_mises_log_prob
+from .weigh_poses import weigh_poses as weigh_poses

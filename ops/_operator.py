@@ -96,6 +96,12 @@ def _refuse(name):
     return backward
 
 
+def one_by_one(op: Callable[..., Any], n: int, in_dims: tuple, args: tuple) -> Any:
+    """The results of n mapped calls, one after the other, stacked."""
+    results = [op(*(a.select(d, i) if isinstance(d, int) else a for a, d in zip(args, in_dims))) for i in range(n)]
+    return tuple(torch.stack(r) for r in zip(*results)) if isinstance(results[0], tuple) else torch.stack(results)
+
+
 def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int | None = None) -> None:
     """Register vmap for torch.ops.mdps.<name>: the mapped dimension is merged with the batch, the first of every tensor.
 
@@ -106,10 +112,6 @@ def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int 
     op = getattr(torch.ops.mdps, name).default
     shared = shared or {}
 
-    def one_by_one(n, in_dims, args):
-        results = [op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims))) for i in range(n)]
-        return tuple(torch.stack(r) for r in zip(*results)) if isinstance(results[0], tuple) else torch.stack(results)
-
     @torch.library.register_vmap(f"mdps::{name}")
     def rule(info, in_dims, *args):
         n = info.batch_size
@@ -118,7 +120,7 @@ def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int 
             for a, d in zip(args, in_dims)
         ]
         if seed is not None and moved[seed].dim() == 1:
-            out = one_by_one(n, in_dims, args)
+            out = one_by_one(op, n, in_dims, args)
             return out, (0,) * len(out) if isinstance(out, tuple) else 0
         first = next(i for i, a in enumerate(moved) if isinstance(a, Tensor))
         batch = moved[first].size(1)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _arguments as check
-from ._layers import ACTIVATIONS, Layer, described
+from ._layers import ACTIVATIONS, Layer
+from ._networks import Names, arguments, gradient_shapes, map_network
 from ._operator import operator, reference_active
 
-_NAMES = ("x", "weights"), ("x", "weights", "condition"), ("x", "weights", "extra"), ("x", "weights", "extra", "condition")
+_NAMES = Names("x", "extra")
 
 
 def small_network(
@@ -41,33 +41,8 @@ def small_network(
     kept. Gradients to x, extra, condition and weights, the same bits for any number of threads.
     Source: the paper's dynamics, measurement and smoother networks (Additional Experiment Details, Model Architectures).
     """
-    given: tuple[Tensor, ...] = (x, weights) if extra is None else (x, weights, extra)
-    given = given if condition is None else (*given, condition)
-    given = check.reals(_NAMES[2 * (extra is not None) + (condition is not None)], *given)
-    x, weights = given[:2]
-    n_extra = n_condition = 0
-    if len(size := x.shape) != 3:
-        raise ValueError(f"x: expected shape (B, N, C), got {tuple(size)}")
-    rows, particles, columns = size
-    if extra is not None:
-        extra = given[2]
-        if len(size := extra.shape) != 3 or size[0] != rows or size[1] != particles:
-            raise ValueError(f"extra: expected shape (B, N, E) = ({rows}, {particles}, E), got {tuple(size)}")
-        n_extra = size[2]
-    if condition is not None:
-        condition = given[-1]
-        if len(size := condition.shape) != 2 or size[0] != rows:
-            raise ValueError(f"condition: expected shape (B, K) = ({rows}, K), got {tuple(size)}")
-        n_condition = size[1]
-    numbers, n_parameters = described(layers, columns, n_extra, n_condition)
-    size = weights.shape
-    if len(size) not in (1, 2) or size[-1] != n_parameters:
-        raise ValueError(f"weights: expected shape (P) or (R, P) with P = {n_parameters}, got {tuple(size)}")
-    if len(size) == 2 and (size[0] == 0 or rows % size[0]):
-        raise ValueError(f"weights: expected R sets, R a divisor of the {rows} rows of x, got R = {size[0]}")
-    if reference_active():
-        return small_network_reference(x, extra, condition, weights, numbers)
-    return _network(x, extra, condition, weights, numbers)
+    given = arguments(_NAMES, x, weights, layers, extra, condition)
+    return small_network_reference(*given) if reference_active() else _network(*given)
 
 
 def small_network_reference(
@@ -108,35 +83,7 @@ def _gradients(ctx, grad_y):
 
 _backward = operator("small_network_backward")
 _network = operator("small_network", _save, _gradients)
-
-
-def _merge(n, in_dims, tensors):
-    """(n, B, ...) -> (n B, ...) for mapped or repeated tensors, the weights being the last: (n R, P)."""
-    *moved, sets = (
-        t if t is None else t.expand(n, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims)
-    )
-    assert sets is not None
-    return *(t if t is None else t.flatten(0, 1) for t in moved), sets.reshape(-1, sets.size(-1))
-
-
-@torch.library.register_vmap("mdps::small_network")
-def _(info, in_dims, x, extra, condition, weights, layers):
-    n = info.batch_size
-    *inputs, sets = _merge(n, in_dims, (x, extra, condition, weights))
-    shared = in_dims[3] is None and (weights.dim() == 1 or weights.size(0) == 1)
-    y = torch.ops.mdps.small_network(*inputs, weights if shared else sets, layers)
-    return y.unflatten(0, (n, y.size(0) // n)), 0
-
-
-@torch.library.register_vmap("mdps::small_network_backward")
-def _(info, in_dims, grad_y, x, extra, condition, weights, layers, wanted):
-    n = info.batch_size
-    merged = _merge(n, in_dims, (grad_y, x, extra, condition, weights))
-    grads = torch.ops.mdps.small_network_backward(*merged, layers, wanted)
-    shape = weights.shape if in_dims[4] is None else weights.select(in_dims[4], 0).shape
-    mapped = bool(wanted & 1), bool(wanted & 2) and extra is not None, condition is not None
-    results = [g.unflatten(0, (n, g.size(0) // n)) if m else g for g, m in zip(grads, mapped)]
-    return (*results, grads[3].reshape(n, *shape)), (*(0 if m else None for m in mapped), 0)
+map_network("small_network")
 
 
 @torch.library.register_fake("mdps::small_network")
@@ -146,9 +93,4 @@ def _(x, extra, condition, weights, layers):
 
 @torch.library.register_fake("mdps::small_network_backward")
 def _(grad_y, x, extra, condition, weights, layers, wanted):
-    return (
-        x.new_empty(x.shape if wanted & 1 else (0, 0, 0)),
-        x.new_empty(extra.shape if wanted & 2 and extra is not None else (0, 0, 0)),
-        x.new_empty((0, 0) if condition is None else condition.shape),
-        x.new_empty(weights.shape),
-    )
+    return gradient_shapes(x, extra, condition, weights, wanted)

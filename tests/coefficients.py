@@ -31,6 +31,12 @@ def cospi(v):
     return mp.cos(mp.pi * mp.sqrt(v))
 
 
+def atan(v):
+    """With v = r^2: atan(r) / r."""
+    r = mp.sqrt(v)
+    return mp.atan(r) / r if r > TINY else mp.mpf(1)
+
+
 def i0_above_one(v):
     """With v = k^2: (I0(k) - 1) / k^2."""
     return (mp.besseli(0, mp.sqrt(v)) - 1) / v if v > TINY else mp.mpf(1) / 4
@@ -73,6 +79,8 @@ def main() -> None:
     show("sinpi, double", sinpi, 0, 0.25, 10)
     show("cospi, float", cospi, 0, 0.25, 6, 9)
     show("cospi, double", cospi, 0, 0.25, 11)
+    show("atan, float", atan, 0, 1, 8, 9)
+    show("atan, double", atan, 0, 1, 19)
     show("i0_above_one", i0_above_one, 0, 64, 14)
     show("i1_over_k", i1_over_k, 0, 64, 16)
     show("i0_correction", i0_correction, -1, 1, 22)

@@ -35,6 +35,12 @@ ALL(one_minus_bessel_ratio_all, double, one_minus_bessel_ratio(x[i]))
 #include "real_math.h"
 ALL(FN(exp2_real_all), REAL, FN(exp2_real)(x[i]))
 ALL(FN(wrap_all), REAL, FN(wrap)(x[i]))
+void FN(sine_cosine_all)(long n, const REAL *x, REAL *y) { /* y: the sines, then the cosines */
+    for (long i = 0; i < n; i++) FN(sine_cosine)(x[i], &y[i], &y[n + i]);
+}
+void FN(atan2_all)(long n, const REAL *x, REAL *y) { /* x: the ordinates, then the abscissae */
+    for (long i = 0; i < n; i++) y[i] = FN(atan2_real)(x[i], x[n + i]);
+}
 #endif
 """
 FLAGS = ["-O3", "-Wall", "-Wextra", "-Werror", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
@@ -139,6 +145,63 @@ def test_wrap(library, real):
     inside = np.concatenate([spread(-3.14, 3.14, real), np.array([-top], dtype=real)])
     assert np.array_equal(call(library, "wrap", inside), inside)
     assert np.isnan(call(library, "wrap", np.array([np.nan, np.inf], dtype=real))).all()
+
+
+@real
+@pytest.mark.parametrize("reach", [3.2, 50.0, 1e4])
+def test_sine_and_cosine_of_an_angle(library, real, reach):
+    """Absolute errors: of the polynomial, and of the angle as in test_turns. Quarter turns are where it is folded."""
+    quarters = (np.arange(-8, 9) * np.pi / 2).astype(real)
+    x = np.concatenate([spread(-reach, reach, real), quarters, np.nextafter(quarters, real(9)), np.array([0.0], dtype=real)])
+    y = np.empty(2 * x.size, dtype=real)
+    suffix = "f32" if real is F32 else "f64"
+    function = getattr(library, f"sine_cosine_all_{suffix}")
+    function(ctypes.c_long(x.size), x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p))
+    with mpmath.workdps(50):
+        for a, sine, cosine in zip(x, y, y[x.size :]):
+            error = max(
+                abs(mpmath.sin(mpmath.mpf(float(a))) - float(sine)), abs(mpmath.cos(mpmath.mpf(float(a))) - float(cosine))
+            )
+            assert float(error) <= np.finfo(real).eps * (2 + max(abs(float(a)), np.pi))
+
+
+def atan2(library, y, x):
+    joined, out = np.concatenate([y, x]), np.empty_like(y)
+    function = getattr(library, "atan2_all_f32" if y.dtype == F32 else "atan2_all_f64")
+    function(ctypes.c_long(y.size), joined.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p))
+    return out
+
+
+@real
+def test_atan2(library, real):
+    """In units of the last place of the result: all directions, ratios of all sizes, both sides of the diagonals."""
+    g = np.random.default_rng(0)
+    tiny, huge = np.finfo(real).tiny, np.finfo(real).max
+    logs = g.uniform(np.log(tiny), np.log(huge), (2, 3000))
+    signs = g.choice([-1.0, 1.0], (2, 3000))
+    near = g.normal(size=1000).astype(real)
+    y = np.concatenate([g.normal(size=4000), signs[0] * np.exp(logs[0]), near, near, [tiny, huge, 1.0]]).astype(real)
+    x = np.concatenate(
+        [g.normal(size=4000), signs[1] * np.exp(logs[1]), near, -np.nextafter(near, real(9)), [huge, huge, -huge]]
+    )
+    x = x.astype(real)
+    got = atan2(library, y, x)
+    with mpmath.workdps(400 if real is F64 else 60):
+        for a, b, c in zip(y, x, got):
+            want = mpmath.atan2(mpmath.mpf(float(a)), mpmath.mpf(float(b)))
+            place = float(np.spacing(real(abs(float(want)))))
+            assert abs(float(want - float(c))) <= 3 * place, (a, b, c)
+
+
+@real
+def test_atan2_at_the_ends(library, real):
+    """Axes, signed zeros, infinities and NaN: numpy's answers, which are the C standard's."""
+    values = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, np.finfo(real).tiny / 8, np.finfo(real).max], dtype=real)
+    y, x = (m.ravel() for m in np.meshgrid(values, values))
+    got, want = atan2(library, y, x), np.arctan2(y, x)
+    np.testing.assert_allclose(got, want, rtol=2 * np.finfo(real).eps, atol=0)
+    same = np.isnan(want) | (np.signbit(got) == np.signbit(want))
+    assert same.all()
 
 
 def ratio(k):

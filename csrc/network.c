@@ -1,0 +1,100 @@
+/* See network.h. Four integers describe a layer: whether extra enters it, whether condition does, the values it returns, its
+ * activation. */
+#include "network.h"
+
+static void expect_width(Call *call, const char *name, int64_t width) {
+    expect(call, width >= 1 && width <= NETWORK_WIDTH, "%s: expected 1 to %d columns, got %lld", name, NETWORK_WIDTH,
+           (long long)width);
+}
+
+/* extra (B, N, E) or condition (B, K), when given: its number of columns, or 0. */
+static int take_given(Call *call, StableIValue value, const char *name, int dim, const Tensor *x, const char *x_name,
+                      Tensor *given) {
+    static const int64_t none[3];
+    StableIValue inner;
+    *given = (Tensor){.size = none};
+    if (!take_optional(value, &inner)) return 0;
+    *given = take_tensor(call, inner, name, dim);
+    int64_t columns = given->size[dim - 1];
+    expect_like(call, given, name, x, x_name);
+    expect_size(call, given, name, dim, (int64_t[]){x->size[0], dim == 3 ? x->size[1] : columns, columns});
+    expect_width(call, name, columns);
+    return (int)columns;
+}
+
+static void take_layers(Call *call, StableIValue value, SmallNetwork *p) {
+    int64_t item[4 * NETWORK_LAYERS];
+    int n = take_ints(call, value, "layers", 4 * NETWORK_LAYERS, item), extra = 0, condition = 0;
+    expect(call, n > 0 && n % 4 == 0, "layers: expected 4 integers for each of 1 to %d layers, got %d", NETWORK_LAYERS, n);
+    p->n_layers = ok(call) ? n / 4 : 0;
+    for (int l = 0; l < p->n_layers; l++) {
+        const int64_t *a = item + 4 * l;
+        expect(call, (a[0] | a[1] | 1) == 1, "layers: expected 0 or 1 for whether extra and condition enter");
+        expect_width(call, "layers", a[2]);
+        expect(call, a[3] >= 0 && a[3] < NETWORK_ACTIVATIONS, "layers: expected an activation in [0, %d), got %lld",
+               NETWORK_ACTIVATIONS, (long long)a[3]);
+        p->layer[l] = (NetworkLayer){.enters_extra = a[0], .enters_condition = a[1], .out = (int)a[2], .activation = (int)a[3]};
+        extra += a[0] != 0;
+        condition += a[1] != 0;
+    }
+    expect(call, extra == (p->E > 0), "extra: expected it to enter one layer if it is given and none if not, got %d", extra);
+    expect(call, condition == (p->K > 0), "condition: expected it to enter one layer if it is given and none if not, got %d",
+           condition);
+}
+
+Network take_network(Call *call, const StableIValue *values, const char *x_name, SmallNetwork *p, const Tensor *grad_y) {
+    Network a = {.x = take_tensor(call, values[0], x_name, 3)};
+    p->E = take_given(call, values[1], "extra", 3, &a.x, x_name, &a.extra);
+    p->K = take_given(call, values[2], "condition", 2, &a.x, x_name, &a.condition);
+    a.weights = take_shared_tensor(call, values[3], "weights", 2);
+    take_layers(call, values[4], p);
+    expect_like(call, &a.weights, "weights", &a.x, x_name);
+    if (p->form == NETWORK_ALONE) {
+        expect_width(call, x_name, a.x.size[2]);
+        p->C = (int)a.x.size[2];
+    } else expect(call, a.x.size[2] == 3, "%s: expected 3 columns, got %lld", x_name, (long long)a.x.size[2]);
+    bool stacked = a.weights.dim == 2;
+    p->B = a.x.size[0], p->N = a.x.size[1];
+    p->R = stacked ? a.weights.size[0] : 1;
+    expect(call, p->R > 0 && p->B % p->R == 0, "weights: expected a number of sets that divides the %lld rows of %s, got %lld",
+           (long long)p->B, x_name, (long long)p->R);
+    if (!ok(call)) return p->n_layers = 0, a;
+    p->x = a.x.data, p->extra = a.extra.data, p->condition = a.condition.data, p->weights = a.weights.data;
+    p->grad_y = grad_y ? grad_y->data : NULL;
+    if (on_cuda(&a.x)) small_network_layout_cuda(p, a.x.is_double ? 8 : 4);
+    else small_network_layout(p);
+    expect(call, a.weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
+           (long long)a.weights.size[stacked]);
+    if (p->scratch_size > 0) p->scratch = new_scratch(call, &a.x, p->scratch_size * (a.x.is_double ? 8 : 4));
+    return a;
+}
+
+void expect_shares(Call *call, const SmallNetwork *p, int out) {
+    if (!ok(call)) return;
+    const NetworkLayer *last = &p->layer[p->n_layers - 1];
+    expect(call, last->out == out && last->activation == NETWORK_SIGMOID,
+           "layers: expected the last to return %d columns after a sigmoid, got %d and activation %d", out, last->out,
+           last->activation);
+}
+
+void network_forward(Call *call, const Network *a, SmallNetwork *p, Launcher *cuda) {
+    run(call, &a->x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
+    run(call, &a->x, (Kernels){small_network_forward_f32, small_network_forward_f64, cuda}, p, p->R * p->chunks, 1);
+}
+
+NetworkGradients network_backward(Call *call, const Network *a, SmallNetwork *p, int64_t wanted, Launcher *cuda) {
+    static const int64_t none[3];
+    const bool want_x = wanted & 1, want_extra = (wanted & 2) && p->E;
+    NetworkGradients grad = {new_tensor(call, &a->x, 3, want_x ? a->x.size : none),
+                             new_tensor(call, &a->x, 3, want_extra ? a->extra.size : none),
+                             new_tensor(call, &a->x, 2, a->condition.size),
+                             new_tensor(call, &a->x, (int)a->weights.dim, a->weights.size)};
+    p->grad_x = want_x ? grad.x.data : NULL;
+    p->grad_extra = want_extra ? grad.extra.data : NULL;
+    p->grad_condition = grad.condition.data, p->grad_weights = grad.weights.data;
+    run(call, &a->x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
+    run(call, &a->x, (Kernels){small_network_backward_f32, small_network_backward_f64, cuda}, p,
+        on_cuda(&a->x) ? p->R : p->R * p->chunks, 1); /* CUDA: and finish */
+    run(call, &a->x, CPU_KERNELS(small_network_finish), p, p->R, 1);
+    return grad;
+}
