@@ -1,9 +1,10 @@
 """Small networks over particles: those of the bearings-only task, and the block that they are made of.
 
 They fulfil the protocols of `mdps.filters` and `mdps.smoothers`. Each is an ordinary nn.Module whose layers are ordinary
-nn.Linear, and runs through `ops.small_network`, which takes all parameters as one flat tensor. That tensor costs more to make
-than the network to run, so it is made once a sequence: `for_sequence()` returns the module's forward function with the flat
-tensor in it, filters and smoothers use that where a model has it, and nothing is kept on the module that could grow stale.
+nn.Linear, and runs through `ops.small_network`, or through `ops.move_poses` and `ops.weigh_poses`, which also do what stands
+around the layers. These take all parameters as one flat tensor. It costs more to make than the network to run, so it is made
+once a sequence: `for_sequence()` returns the module's forward function with the flat tensor in it, filters and smoothers use
+that where a model has it, and nothing is kept on the module that could grow stale.
 
 Source: the paper's appendix, "Bearings Only Tracking Task", and the figures of its network architectures.
 """
@@ -56,15 +57,22 @@ class ParticleNetwork(nn.Module):
         layers = ops.layers_of(self.first), ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
         if layers[0] is None or layers[1] is None:
             raise ValueError(f"expected widths of at most 256, got {(*first, *second)}")
-        self._layers = layers[0] + layers[1]
+        self.layers = layers[0] + layers[1]
 
     def flat_weights(self) -> Tensor:
         """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
         return ops.flatten_parameters(self.first, self.second)
 
+    def like(self, other: "ParticleNetwork") -> bool:
+        """Return whether both have the same layers, so that their weights can be stacked."""
+        return self.layers == other.layers
+
     def forward(self, x: Tensor, weights: Tensor, *, extra: Tensor | None = None, condition: Tensor | None = None) -> Tensor:
-        """x (B, N, C), weights (P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs), in [0, 1]."""
-        return ops.small_network(x, weights, self._layers, extra=extra, condition=condition)
+        """x (B, N, C), weights (P) or (R, P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs)
+
+        The outputs lie in [0, 1]. Of R stacked sets the first serves the first B / R rows, and so on.
+        """
+        return ops.small_network(x, weights, self.layers, extra=extra, condition=condition)
 
 
 class ObservationEncoder(nn.Module):
@@ -73,9 +81,15 @@ class ObservationEncoder(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.layers = _perceptron(2, (width,) * 3, nn.ReLU())
+        layers = ops.layers_of(self.layers)
+        if layers is None:
+            raise ValueError(f"width: expected at most 256, got {width}")
+        self._layers = layers
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.layers(torch.stack([observations.sin(), observations.cos()], -1))
+        directions = torch.stack([observations.sin(), observations.cos()], -1)
+        codes = ops.small_network(directions.reshape(1, -1, 2), ops.flatten_parameters(self.layers), self._layers)
+        return codes.reshape(*observations.shape, codes.size(-1))
 
 
 class ResidualDynamics(nn.Module):
@@ -94,7 +108,7 @@ class ResidualDynamics(nn.Module):
 
     def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
         super().__init__()
-        self.noise_size = noise_size
+        self.noise_size, self._scale = noise_size, tuple(scale)
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
         last = self.network.second[-2]
         assert isinstance(last, nn.Linear)
@@ -105,20 +119,26 @@ class ResidualDynamics(nn.Module):
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        weights, low, span = self.network.flat_weights(), -self.scale, 2 * self.scale
+        return self._with_weights(self.network.flat_weights())
+
+    @staticmethod
+    def stack(models: "Sequence[ResidualDynamics]") -> Callable[..., Tensor] | None:
+        """Return one function for several models, or None where their layers or scales differ."""
+        first = models[0]
+        if not all(m.network.like(first.network) and m._scale == first._scale for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        layers, scale = self.network.layers, self.scale
 
         def move(particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-            position, heading = particles.split((2, 1), -1)
-            direction = torch.cat([heading.sin(), heading.cos()], -1)
-            step = torch.addcmul(low, self.network(direction, weights, extra=noise), span)
-            shift, turn = step.split((2, 2), -1)
-            sine, cosine = (direction + turn).split(1, -1)
-            return torch.cat([position + shift, torch.atan2(sine, cosine)], -1)
+            return ops.move_poses(particles, noise, weights, layers, scale)
 
         return move
 
     def forward(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-        """particles (B, N, 3), noise (B, N, K) from N(0, 1) -> (B, N, 3); heading in [-pi, pi]. `action` is not used."""
+        """particles (B, N, 3), noise (B, N, K) from N(0, 1) -> (B, N, 3); heading in [-pi, pi). `action` is not used."""
         return self.for_sequence()(particles, noise, action)
 
 
@@ -143,10 +163,21 @@ class PoseLikelihood(nn.Module):
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        weights = self.network.flat_weights()
+        return self._with_weights(self.network.flat_weights())
+
+    @staticmethod
+    def stack(models: "Sequence[PoseLikelihood]") -> Callable[..., Tensor] | None:
+        """Return one function for several models, or None where their layers differ."""
+        first = models[0]
+        if not all(m.network.like(first.network) for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        layers = self.network.layers
 
         def weigh(particles: Tensor, code: Tensor) -> Tensor:
-            return bounded_log_weight(self.network(pose_features(particles), weights, condition=code).squeeze(-1))
+            return ops.weigh_poses(particles, weights, layers, condition=code, minimum=MINIMUM_WEIGHT)
 
         return weigh
 
@@ -177,20 +208,24 @@ class PoseSmootherLikelihood(nn.Module):
 
     def forward(self, particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
         """particles (B, M, 3), code (B, width), log-densities (B, M) -> log-likelihoods (B, M), in [log 1e-5, 0]."""
-        densities = torch.stack([log_forward, log_backward], -1).clamp_min(MINIMUM_LOG_DENSITY)
-        weights = self.network.flat_weights()
-        return bounded_log_weight(self.network(pose_features(particles), weights, extra=densities, condition=code).squeeze(-1))
+        return self._with_weights(self.network.flat_weights())(particles, code, log_forward, log_backward)
 
+    @staticmethod
+    def stack(models: "Sequence[PoseSmootherLikelihood]") -> Callable[..., Tensor] | None:
+        """Return one function for several models, or None where their layers differ."""
+        first = models[0]
+        if not all(m.network.like(first.network) for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
 
-def pose_features(poses: Tensor) -> Tensor:
-    """(x, y, heading) -> (x, y, sin heading, cos heading), over the last dimension."""
-    position, heading = poses.split((2, 1), -1)
-    return torch.cat([position, heading.sin(), heading.cos()], -1)
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        layers, bounds = self.network.layers, {"minimum": MINIMUM_WEIGHT, "least_extra": MINIMUM_LOG_DENSITY}
 
+        def weigh(particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
+            densities = torch.stack([log_forward, log_backward], -1)
+            return ops.weigh_poses(particles, weights, layers, extra=densities, condition=code, **bounds)
 
-def bounded_log_weight(share: Tensor, minimum: float = MINIMUM_WEIGHT) -> Tensor:
-    """log[minimum + (1 - minimum) share] of a sigmoid's value, 0 to 1: never below log minimum, with a finite gradient."""
-    return torch.log(share * (1 - minimum) + minimum)
+        return weigh
 
 
 def _perceptron(n_inputs: int, widths: Sequence[int], last: nn.Module | None) -> nn.Sequential:
