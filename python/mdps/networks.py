@@ -1,9 +1,10 @@
 """Small networks over particles: those of the bearings-only task, and the block that they are made of.
 
 They fulfil the protocols of `mdps.filters` and `mdps.smoothers`. Each is an ordinary nn.Module whose layers are ordinary
-nn.Linear, and runs through `ops.small_network`, which takes all parameters as one flat tensor. That tensor costs more to make
-than the network to run, so it is made once a sequence: `for_sequence()` returns the module's forward function with the flat
-tensor in it, filters and smoothers use that where a model has it, and nothing is kept on the module that could grow stale.
+nn.Linear, and runs through `ops.small_network`, or through `ops.move_poses` and `ops.weigh_poses`, which also do what stands
+around the layers. These take all parameters as one flat tensor. It costs more to make than the network to run, so it is made
+once a sequence: `for_sequence()` returns the module's forward function with the flat tensor in it, filters and smoothers use
+that where a model has it, and nothing is kept on the module that could grow stale.
 
 Source: the paper's appendix, "Bearings Only Tracking Task", and the figures of its network architectures.
 """
@@ -56,7 +57,7 @@ class ParticleNetwork(nn.Module):
         layers = ops.layers_of(self.first), ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
         if layers[0] is None or layers[1] is None:
             raise ValueError(f"expected widths of at most 256, got {(*first, *second)}")
-        self._layers = layers[0] + layers[1]
+        self.layers = layers[0] + layers[1]
 
     def flat_weights(self) -> Tensor:
         """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
@@ -64,14 +65,14 @@ class ParticleNetwork(nn.Module):
 
     def like(self, other: "ParticleNetwork") -> bool:
         """Return whether both have the same layers, so that their weights can be stacked."""
-        return self._layers == other._layers
+        return self.layers == other.layers
 
     def forward(self, x: Tensor, weights: Tensor, *, extra: Tensor | None = None, condition: Tensor | None = None) -> Tensor:
         """x (B, N, C), weights (P) or (R, P) of `flat_weights`, extra (B, N, E), condition (B, K) -> (B, N, outputs)
 
         The outputs lie in [0, 1]. Of R stacked sets the first serves the first B / R rows, and so on.
         """
-        return ops.small_network(x, weights, self._layers, extra=extra, condition=condition)
+        return ops.small_network(x, weights, self.layers, extra=extra, condition=condition)
 
 
 class ObservationEncoder(nn.Module):
@@ -129,20 +130,15 @@ class ResidualDynamics(nn.Module):
         return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
 
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
-        low, span = -self.scale, 2 * self.scale
+        layers, scale = self.network.layers, self.scale
 
         def move(particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-            position, heading = particles.split((2, 1), -1)
-            direction = torch.cat([heading.sin(), heading.cos()], -1)
-            step = torch.addcmul(low, self.network(direction, weights, extra=noise), span)
-            shift, turn = step.split((2, 2), -1)
-            sine, cosine = (direction + turn).split(1, -1)
-            return torch.cat([position + shift, torch.atan2(sine, cosine)], -1)
+            return ops.move_poses(particles, noise, weights, layers, scale)
 
         return move
 
     def forward(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-        """particles (B, N, 3), noise (B, N, K) from N(0, 1) -> (B, N, 3); heading in [-pi, pi]. `action` is not used."""
+        """particles (B, N, 3), noise (B, N, K) from N(0, 1) -> (B, N, 3); heading in [-pi, pi). `action` is not used."""
         return self.for_sequence()(particles, noise, action)
 
 
@@ -178,8 +174,10 @@ class PoseLikelihood(nn.Module):
         return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
 
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        layers = self.network.layers
+
         def weigh(particles: Tensor, code: Tensor) -> Tensor:
-            return bounded_log_weight(self.network(pose_features(particles), weights, condition=code).squeeze(-1))
+            return ops.weigh_poses(particles, weights, layers, condition=code, minimum=MINIMUM_WEIGHT)
 
         return weigh
 
@@ -221,23 +219,13 @@ class PoseSmootherLikelihood(nn.Module):
         return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
 
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        layers, bounds = self.network.layers, {"minimum": MINIMUM_WEIGHT, "least_extra": MINIMUM_LOG_DENSITY}
+
         def weigh(particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
-            densities = torch.stack([log_forward, log_backward], -1).clamp_min(MINIMUM_LOG_DENSITY)
-            share = self.network(pose_features(particles), weights, extra=densities, condition=code)
-            return bounded_log_weight(share.squeeze(-1))
+            densities = torch.stack([log_forward, log_backward], -1)
+            return ops.weigh_poses(particles, weights, layers, extra=densities, condition=code, **bounds)
 
         return weigh
-
-
-def pose_features(poses: Tensor) -> Tensor:
-    """(x, y, heading) -> (x, y, sin heading, cos heading), over the last dimension."""
-    position, heading = poses.split((2, 1), -1)
-    return torch.cat([position, heading.sin(), heading.cos()], -1)
-
-
-def bounded_log_weight(share: Tensor, minimum: float = MINIMUM_WEIGHT) -> Tensor:
-    """log[minimum + (1 - minimum) share] of a sigmoid's value, 0 to 1: never below log minimum, with a finite gradient."""
-    return torch.log(share * (1 - minimum) + minimum)
 
 
 def _perceptron(n_inputs: int, widths: Sequence[int], last: nn.Module | None) -> nn.Sequential:
