@@ -19,6 +19,8 @@ from .philox_von_mises import philox_von_mises as philox_von_mises
 from .resample import resample as resample
 from .small_network import small_network as small_network
 from .split_seed import split_seed as split_seed
+from .transport_resample import Transported as Transported
+from .transport_resample import transport_resample as transport_resample
 from .two_filter_log_prob import two_filter_log_prob as two_filter_log_prob
 from .von_mises_log_prob import von_mises_log_prob as von_mises_log_prob
 from .weigh_poses import weigh_poses as weigh_poses

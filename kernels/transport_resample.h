@@ -1,0 +1,86 @@
+/* Resampling by entropy-regularised optimal transport: B rows of N weighted particles become N particles of equal weight, every
+ * one a weighted mean of the old ones (Corenflos, Thornton, Deligiannidis & Doucet 2021, section 3).
+ *
+ *   particles       (B, N, D)  D = G linear dimensions followed by A angular ones (radians, any range); 1 <= D <= 16
+ *   log_weights     (B, N)     need not be normalised; -inf is a dead particle
+ *   transported     (B, N, D)  angles in [-pi, pi)
+ *   marginal_error  (B)        sum_j |sum_i T_ij / N - w_j|, in [0, 2]: how far the plan's weights are from the particles'
+ *   iterations      (B)        int64: updates of the potentials, 1 to max_iterations
+ *   potentials      (B, 2, N)  f and g, for backward
+ *
+ * Definition, row by row. With w the normalised weights and z the K = G + 2 A coordinates of a particle, where an angle counts as
+ * its cosine and sine, so that headings are 2 - 2 cos apart:
+ *   scale   s = sqrt(K) max_k std_k(z), the deviation of the unweighted cloud; 1 where all particles are equal
+ *   cost    C_ij = |x_i - x_j|^2 / 2 with x = (z - mean) / s
+ *   steps   S_i = sum_j w_j exp((f_i + g_j - C_ij) / e), R_j = 1/N sum_i exp((f_i + g_j - C_ij) / e), then at once
+ *           f_i -= e/2 log S_i, g_j -= e/2 log R_j; from f = g = 0, the first step whole instead of halved;
+ *           e falls from max(epsilon, (max x - min x)^2), of all particles and coordinates, by scaling^2 a step to epsilon
+ *   end     at e = epsilon once no potential would move by more than threshold, or after max_iterations; then f -= e log S, so
+ *           that the rows of T_ij = w_j exp((f_i + g_j - C_ij) / epsilon) sum to 1
+ *   result  z'_i = sum_j T_ij z_j, and for an angle the direction of its cosine and sine
+ *
+ * The paper's released code differs: it makes the columns exact instead of the rows (so that a particle's weights sum to 1 up to
+ * the threshold only, and results depend on the origin), stops the whole batch with its first row, treats s as a constant and
+ * clips gradients. Here a row's bits do not depend on the others.
+ *
+ * Gradient: of the converged map, s included, at the potentials found: no step is differentiated. With U_ij = grad_i z_j:
+ *   lambda_i + sum_j T_ij nu_j = sum_j T_ij U_ij,  nu_j + sum_i Q_ij lambda_i = sum_i Q_ij U_ij,  Q = T with columns summing to 1
+ *   d loss = sum_ij T_ij ((U_ij - lambda_i) dlog w_j - (U_ij - lambda_i - nu_j) dC_ij / epsilon + grad_i dz_j)
+ * The system is solved for lambda by conjugate gradients, at most N + TRANSPORT_MORE_STEPS steps. An angle whose mean cosine and
+ * sine vanish up to rounding has no direction: its gradient is 0.
+ *
+ * All weights -inf: a collapse, w = 1/N, no gradient to log_weights. NaN or infinite particles, NaN or +inf weights make their
+ * own row NaN, iterations 0. Items are rows (backward: slots of rows).
+ * Cost: an exp2 and 2 K + 6 operations a pair and step (the paper's setting, epsilon 0.5 and scaling 0.9, needs about 15 steps),
+ * backward one such pass and two multiply-adds a pair and conjugate gradient. Memory O(N) a row; backward on the CPU keeps the
+ * N x N plan of each row that is worked on, at most TRANSPORT_BUDGET numbers or one row in all; CUDA computes it anew.
+ */
+#ifndef MDPS_TRANSPORT_RESAMPLE_H
+#define MDPS_TRANSPORT_RESAMPLE_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "clones.h"
+#include "cuda_launch.h"
+
+enum {
+    TRANSPORT_MAX_K = 32,
+    TRANSPORT_TILE = 64, /* particles that are lanes together */
+    TRANSPORT_MORE_STEPS = 32,
+    TRANSPORT_BUDGET = 1 << 24
+};
+
+typedef struct {
+    int64_t B, N;
+    int G, A;
+    double epsilon, scaling, threshold;
+    int64_t max_iterations;
+    const void *particles, *log_weights;
+    void *transported, *marginal_error, *potentials;
+    int64_t *iterations;
+    const void *grad;                        /* backward: (B, N, D) */
+    void *grad_particles, *grad_log_weights; /* backward */
+    int64_t slots;                           /* backward: rows slot, slot + slots, ... share scratch memory */
+    void *scratch; /* CPU: B (backward: slots) times transport_scratch() REAL; CUDA: see transport_row.cuh */
+} TransportResample;
+
+INLINE int64_t transport_padded(int64_t N) { return (N + TRANSPORT_TILE - 1) / TRANSPORT_TILE * TRANSPORT_TILE; }
+INLINE int64_t transport_K(const TransportResample *p) { return p->G + 2 * p->A; }
+INLINE int64_t transport_slots(int64_t B, int64_t N) {
+    int64_t slots = TRANSPORT_BUDGET / (N * transport_padded(N) + 1);
+    return slots < 1 ? 1 : slots < B ? slots : B;
+}
+/* Numbers of a row: two of each coordinate and five of each particle; backward four and twelve, and the plan. */
+INLINE int64_t transport_scratch(const TransportResample *p, bool backward) {
+    const int64_t padded = transport_padded(p->N), K = transport_K(p);
+    return padded * (backward ? 4 * K + 12 + p->N : 2 * K + 5);
+}
+
+void transport_resample_f32(int64_t begin, int64_t end, void *parameters);
+void transport_resample_f64(int64_t begin, int64_t end, void *parameters);
+/* Needs the potentials of the forward pass. Items: slots. */
+void transport_resample_backward_f32(int64_t begin, int64_t end, void *parameters);
+void transport_resample_backward_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int transport_resample_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int transport_resample_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+#endif
