@@ -12,6 +12,9 @@ from mdps.baseline_filters import ConcreteParticleFilter as ConcreteParticleFilt
 from mdps.baseline_filters import OptimalTransportParticleFilter as OptimalTransportParticleFilter
 from mdps.baseline_filters import SoftResamplingParticleFilter as SoftResamplingParticleFilter
 from mdps.baseline_filters import TruncatedGradientParticleFilter as TruncatedGradientParticleFilter
+from mdps.classical_smoothers import ForwardFilterBackwardSmoother as ForwardFilterBackwardSmoother
+from mdps.classical_smoothers import ForwardFilterBackwardSmootherBeliefs as ForwardFilterBackwardSmootherBeliefs
+from mdps.classical_smoothers import TwoFilterSmoother as TwoFilterSmoother
 from mdps.filters import Dynamics as Dynamics
 from mdps.filters import FilterBeliefs as FilterBeliefs
 from mdps.filters import FilterState as FilterState
@@ -22,9 +25,14 @@ from mdps.filters import Particles as Particles
 from mdps.filters import filter_together as filter_together
 from mdps.mixture import Bandwidth as Bandwidth
 from mdps.mixture import Mixture as Mixture
+from mdps.mixture_product import MixtureProduct as MixtureProduct
+from mdps.mixture_product import product as product
 from mdps.smoothers import MixtureDensityParticleSmoother as MixtureDensityParticleSmoother
 from mdps.smoothers import SmootherBeliefs as SmootherBeliefs
 from mdps.smoothers import SmootherLikelihood as SmootherLikelihood
 from mdps.smoothers import filter_both as filter_both
 from mdps.smoothers import smooth_together as smooth_together
 from mdps.state_space import StateSpace as StateSpace
+from mdps.transitions import KernelDynamics as KernelDynamics
+from mdps.transitions import TransitionModel as TransitionModel
+from mdps.transitions import transition_loss as transition_loss

@@ -233,3 +233,32 @@ def _perceptron(n_inputs: int, widths: Sequence[int], last: nn.Module | None) ->
     for i, width in enumerate(widths):
         modules += [nn.Linear(n_inputs if i == 0 else widths[i - 1], width), nn.ReLU()]
     return nn.Sequential(*modules[:-1], *([] if last is None else [last]))
+
+
+class ResidualMean(nn.Module):
+    """`ResidualDynamics` without noise: where a pose (x, y, heading) is expected to be at the next time.
+
+    The network of a transition whose density can be evaluated, `mdps.KernelDynamics(ResidualMean(), bandwidths, space)`; the
+    paper's FFBS has it with the bandwidths (1, 1, 1.25). Train it by `mdps.transition_loss`.
+
+    Args:
+        scale: the largest change of x, y (units of the state), sin and cos in one step.
+        width: width of the layers.
+    """
+
+    def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), width: int = 8) -> None:
+        super().__init__()
+        self.residual = ResidualDynamics(scale, noise_size=0, width=width)
+
+    def for_sequence(self) -> Callable[..., Tensor]:
+        """Return `forward` with the parameters gathered, for all the steps of one sequence."""
+        move = self.residual.for_sequence()
+
+        def mean(particles: Tensor, action: Tensor | None = None) -> Tensor:
+            return move(particles, None, action)
+
+        return mean
+
+    def forward(self, particles: Tensor, action: Tensor | None = None) -> Tensor:
+        """particles (B, N, 3) -> (B, N, 3); heading in [-pi, pi]. `action` is not used."""
+        return self.for_sequence()(particles, action)

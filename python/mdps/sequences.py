@@ -48,23 +48,32 @@ def prepare(
         expected = f"(B, T, ...) with B = {batch}, that of the particles, and T >= 1"
         raise ValueError(f"observations: expected shape {expected}, got {tuple(observations.shape)}")
     T = observations.size(1)
+    if observed is not None:
+        _tensor("observed", observed, device, torch.bool, (batch, T), "(B, T)")
+    actions, real = prepare_moves(actions, lengths, batch, T, device)
+    if real is not None:
+        observed = real if observed is None else observed & real
+    if observed is not None:
+        observations = masked(observations, observed)
+    return Sequences(observations, actions, observed, lengths, row_seeds(seed, batch, device))
+
+
+def prepare_moves(
+    actions: Tensor | None, lengths: Tensor | None, batch: int, T: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check actions and lengths, as `prepare` does: return actions, 0 in the padding, and bool (B, T), False there, or None."""
     if actions is not None:
         _tensor("actions", actions, device)
         if actions.shape[:2] != (batch, T):
             raise ValueError(f"actions: expected shape (B, T, ...) with (B, T) = {(batch, T)}, got {tuple(actions.shape)}")
-    if observed is not None:
-        _tensor("observed", observed, device, torch.bool, (batch, T), "(B, T)")
-    if lengths is not None:
-        _tensor("lengths", lengths, device, torch.int64, (batch,), "(B,)")
-        known = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-        if known and not ((lengths >= 1) & (lengths <= T)).all():
-            raise ValueError(f"lengths: expected 1 to T = {T}, got {lengths.tolist()}")
-        real = torch.arange(T, device=device) < lengths.unsqueeze(1)
-        observed = real if observed is None else observed & real
-        actions = masked(actions, real) if actions is not None else None
-    if observed is not None:
-        observations = masked(observations, observed)
-    return Sequences(observations, actions, observed, lengths, row_seeds(seed, batch, device))
+    if lengths is None:
+        return actions, None
+    _tensor("lengths", lengths, device, torch.int64, (batch,), "(B,)")
+    known = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+    if known and not ((lengths >= 1) & (lengths <= T)).all():
+        raise ValueError(f"lengths: expected 1 to T = {T}, got {lengths.tolist()}")
+    real = torch.arange(T, device=device) < lengths.unsqueeze(1)
+    return masked(actions, real) if actions is not None else None, real
 
 
 def check_particles(name: str, particles: Tensor, n_particles: int, size: int, parameter: Tensor) -> None:
