@@ -85,28 +85,24 @@ def product(a: Mixture | MixtureProduct, b: Mixture | MixtureProduct) -> Mixture
     if a.means.shape[:-2] != b.means.shape[:-2]:
         raise ValueError(f"b: expected batch shape {tuple(a.means.shape[:-2])}, got {tuple(b.means.shape[:-2])}")
     space, g = a.space, len(a.space.linear)
-    mean_a, width_a, mean_b, width_b = (
-        a.means.unsqueeze(-2),
-        _widths(a).unsqueeze(-2),
-        b.means.unsqueeze(-3),
-        _widths(b).unsqueeze(-3),
-    )
+    mean_a, width_a = a.means.unsqueeze(-2), _widths(a).unsqueeze(-2)
+    mean_b, width_b = b.means.unsqueeze(-3), _widths(b).unsqueeze(-3)
     apart = mean_b - mean_a
     linear, linear_width, log_linear = _gaussian(apart[..., :g], width_a[..., :g], width_b[..., :g])
     turn, angular_width, log_angular = _von_mises(apart[..., g:], width_a[..., g:] ** -2, width_b[..., g:] ** -2)
     means = space.wrap(mean_a + torch.cat([linear, turn], -1))
     log_weights = a.log_weights.unsqueeze(-1) + b.log_weights.unsqueeze(-2) + log_linear.sum(-1) + log_angular.sum(-1)
-    log_weights = log_weights.flatten(-2)
+    log_weights, widths = log_weights.flatten(-2), torch.cat([linear_width, angular_width], -1)
     log_normaliser = torch.logsumexp(log_weights, -1)
-    widths = torch.cat([linear_width, angular_width], -1).expand_as(means)
-    return MixtureProduct(
-        means.flatten(-3, -2), log_weights - log_normaliser.unsqueeze(-1), widths.flatten(-3, -2), space, log_normaliser
-    )
+    log_weights = log_weights - log_normaliser.unsqueeze(-1)
+    return MixtureProduct(means.flatten(-3, -2), log_weights, widths.flatten(-3, -2), space, log_normaliser)
 
 
 def _widths(mixture: Mixture | MixtureProduct) -> Tensor:
-    """(..., N or 1, D)"""
-    return mixture.bandwidths if isinstance(mixture, MixtureProduct) else mixture.bandwidths.unsqueeze(-2)
+    """Of each component, (..., N, D)."""
+    if isinstance(mixture, MixtureProduct):
+        return mixture.bandwidths
+    return mixture.bandwidths.unsqueeze(-2).expand_as(mixture.means)
 
 
 def _gaussian(apart: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
