@@ -1,6 +1,7 @@
 """The training program of the bearings-only task on tiny problems: stages, resume, configuration, command line."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -124,7 +125,7 @@ STAGES = [
     ("mdpf-shared-bandwidth", "paper", 1),
 ]
 STAGES += [(method, "paper", 2) for method in ("tg-pf", "sr-pf", "concrete-pf", "mdpf-backward")]
-STAGES += [("mdpf-shared-bandwidth", "paper", 1)]
+STAGES += [("mdpf-shared-bandwidth", "paper", 1), ("ffbs", "paper", 2), ("tfs", "paper", 2), ("ot-pf", "paper", 2)]
 
 
 @pytest.mark.parametrize("method, stages, n", STAGES)
@@ -367,3 +368,11 @@ def test_runs_at_once_are_single_runs(tmp_path, method, monkeypatch):
         for belief, row in metrics[0]["results"].items():
             assert row == pytest.approx(metrics[1]["results"][belief], rel=1e-3)
     assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("method", [m for m in methods.METHODS if m not in ("mdps", "mdpf")])
+def test_every_method_runs(tmp_path, method):
+    assert train(tmp_path, "--method", method, "--max-epochs", "1") == 0
+    record = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert set(record["results"]) == set(methods.METHODS[method].beliefs)
+    assert all(math.isfinite(value) for row in record["results"].values() for value in row.values())

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 import mdps
 from mdps import bearings_only as task
 from mdps import metrics, ops
-from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics
+from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikelihood, ResidualDynamics, ResidualMean
 
 SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
+TRANSITION_BANDWIDTHS = (1.0, 1.0, 1.25)
+"""Of the classical smoothers: metres and radians, hand-tuned in the paper."""
 MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
 FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
 """Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
@@ -33,6 +35,8 @@ class Method:
     build: Callable[[Any], nn.Module]
     """Makes the filter or smoother from the run's configuration."""
     stages: Callable[[Any], list[Stage]]
+    learns_likelihood: bool = True
+    """False: it knows the true likelihood of a bearing, and sees bearings instead of their codes."""
 
 
 class Tracker(nn.Module):
@@ -41,14 +45,14 @@ class Tracker(nn.Module):
     def __init__(self, c: Any) -> None:
         super().__init__()
         self.c, self.method = c, METHODS[c.method]
-        self.encoder = ObservationEncoder()
+        self.encoder = ObservationEncoder() if self.method.learns_likelihood else nn.Identity()
         self.estimator = self.method.build(c)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by what the stages call them; every parameter is in one group."""
         groups: dict[str, list[nn.Parameter]] = {"filters": [], "resampling": [], "posterior": [], "smoother": [], "output": []}
         for name, parameter in self.named_parameters():
-            filter_ = "_filter." in name or "encoder." in name or "smoothed" not in self.method.beliefs
+            filter_ = "_filter." in name or "encoder." in name or "transition." in name or "smoothed" not in self.method.beliefs
             if "resampling_bandwidth" in name:
                 groups["resampling"].append(parameter)
             elif "posterior_bandwidth" in name:
@@ -78,6 +82,8 @@ class Tracker(nn.Module):
         seeds: Sequence[int],
     ) -> list[dict[str, Tensor]]:
         """The losses of several trackers of one method, each with its batch and seed."""
+        if names == ("transition",):
+            return [{"transition": t.transition_loss(states)} for t, (states, _) in zip(trackers, batches, strict=True)]
         states, observations = zip(*batches)
         labelled = slice(None, None, trackers[0].c.label_every)
         return [
@@ -91,6 +97,14 @@ class Tracker(nn.Module):
                 trackers, beliefs_together(trackers, states, observations, seeds, names), states, strict=True
             )
         ]
+
+    def transition_loss(self, states: Tensor) -> Tensor:
+        """The squared error of the transition models on all pairs of true states (B, T, 3), labelled or not."""
+        e, flipped = self.estimator, states.flip(1)
+        loss = mdps.transition_loss(e.transition, states, SPACE).mean()
+        if "backward" in self.method.beliefs:
+            loss = loss + mdps.transition_loss(e.backward_filter.dynamics, flipped, SPACE).mean()
+        return loss
 
 
 def beliefs_together(
@@ -114,11 +128,20 @@ def beliefs_together(
     if len(method.beliefs) == 1:
         beliefs = mdps.filter_together(estimators, initial or final, codes, seeds=run_keys)
         return [{method.beliefs[0]: b.posterior} for b in beliefs]
+    if not method.learns_likelihood:
+        starts = zip(initial, final, strict=True) if final else zip(initial)
+        return [_classical(e, code, start, key) for e, code, start, key in zip(estimators, codes, starts, run_keys)]
     if names is None or "smoothed" in names:
         both = mdps.smooth_together(estimators, initial, final, codes, seeds=run_keys)
         return [{"forward": b.forward.posterior, "backward": b.backward.posterior, "smoothed": b.smoothed} for b in both]
     pairs = mdps.filter_both(estimators, initial, final, codes, seeds=run_keys)
     return [{"forward": f.posterior, "backward": b.posterior} for f, b in pairs]
+
+
+def _classical(estimator: nn.Module, bearings: Tensor, start: Sequence[Tensor], seed: Tensor) -> dict[str, mdps.Mixture]:
+    beliefs = estimator(bearings, *start, seed=seed)
+    named = {"forward": beliefs.forward.posterior, "smoothed": beliefs.smoothed}
+    return named | {"backward": beliefs.backward.posterior} if len(start) > 1 else named
 
 
 def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
@@ -193,6 +216,37 @@ def _mdps(proposal: str, divide_by_proposal: bool = True) -> Callable[[Any], nn.
     return build
 
 
+class TrueLikelihood(nn.Module):
+    """The likelihood that the simulator draws bearings from (protocol `mdps.Likelihood`)."""
+
+    def forward(self, particles: Tensor, bearing: Tensor) -> Tensor:
+        return task.observation_log_likelihood(particles, bearing.unsqueeze(1))
+
+
+def _classical_filter(c: Any, resampling: str, reverse: bool = False) -> mdps.ParticleFilter:
+    """A bootstrap filter whose dynamics' density can be evaluated: a learned mean, and the paper's hand-tuned deviations."""
+    dynamics = mdps.KernelDynamics(ResidualMean(), TRANSITION_BANDWIDTHS, SPACE)
+    options = _options(c, resampling)
+    return mdps.TruncatedGradientParticleFilter(SPACE, dynamics, TrueLikelihood(), c.n_particles, reverse=reverse, **options)
+
+
+def _ffbs(resampling: str) -> Callable[[Any], nn.Module]:
+    def build(c: Any) -> nn.Module:
+        filter_, options = _classical_filter(c, resampling), _options(c, resampling)
+        del options["resampling"]
+        return mdps.ForwardFilterBackwardSmoother(filter_, filter_.dynamics, **options)
+
+    return build
+
+
+def _tfs(c: Any) -> nn.Module:
+    """Particles of the backward filter start uniformly, which is the artificial prior that the smoother divides by."""
+    forward, backward = (_classical_filter(c, "stratified", reverse) for reverse in (False, True))
+    options = _options(c, "stratified")
+    del options["resampling"]
+    return mdps.TwoFilterSmoother(forward, backward, forward.dynamics, **options)
+
+
 # ---- Stages -------------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +264,14 @@ def _filter_stages(belief: str) -> Callable[[Any], list[Stage]]:
 
 def _shared_bandwidth_stages(c: Any) -> list[Stage]:
     return [Stage("filter", {"filters": 1e-3, "posterior": 1e-4}, {"forward": 1.0})]
+
+
+def _classical_stages(c: Any) -> list[Stage]:
+    """The transition by squared error, outside of the smoother, which has no gradient to learn it; then the bandwidths."""
+    return [
+        Stage("transition", {"filters": 1e-3}, {"transition": 1.0}),
+        Stage("posterior bandwidths", {"posterior": 1e-3, "output": 1e-3}, {"forward": 0.5, "smoothed": 0.5}),
+    ]
 
 
 def _smoother_stages(c: Any) -> list[Stage]:
@@ -258,13 +320,20 @@ METHODS: dict[str, Method] = {
     "mdpf-backward": Method(
         "MDPF\nBackward", _BACKWARD, lambda c: _mdpf(c, "stratified", 0.75, reverse=True), _filter_stages("backward")
     ),
+    "ffbs-multinomial": Method(
+        "FFBS\nmultinomial", ("forward", "smoothed"), _ffbs("multinomial"), _classical_stages, learns_likelihood=False
+    ),
+    "ffbs": Method(
+        "FFBS\nstratified", ("forward", "smoothed"), _ffbs("stratified"), _classical_stages, learns_likelihood=False
+    ),
+    "tfs": Method("TFS\nstratified", _ALL, _tfs, _classical_stages, learns_likelihood=False),
     "mdps": Method("MDPS", _ALL, _mdps("mixture"), _smoother_stages),
     "mdps-union": Method("MDPS\nunion", _ALL, _mdps("union"), _smoother_stages),
     "mdps-without-proposal": Method("MDPS\nwithout 1/q", _ALL, _mdps("mixture", False), _smoother_stages),
 }
 """In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
 "mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does;
-"mdps-without-proposal" is an ablation: its weights are not divided by q."""
+"mdps-without-proposal" is an ablation: its weights are not divided by q. FFBS and TFS know the true likelihood."""
 
 
 def stages(c: Any) -> list[Stage]:
