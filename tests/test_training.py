@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -176,6 +177,13 @@ def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage):
             curve.append(loss.item())
         curves.append(torch.tensor(curve, dtype=torch.float64))
     torch.testing.assert_close(*curves, rtol=1e-6, atol=1e-6)
+
+
+def test_memory_of_a_training_step():
+    """Of MDPS 4 at the paper's size: less than 300 MB above the process; the authors' program takes 1400 more than that."""
+    command = [sys.executable, "-m", "bench.training_step", "--memory"]
+    run = subprocess.run(command, cwd=Path(__file__).parent, text=True, capture_output=True, check=True)
+    assert 0 < float(run.stdout) < 300
 
 
 def test_a_stage_without_smoother_does_not_evaluate_it(monkeypatch):

@@ -1,11 +1,16 @@
-"""One training step of the bearings-only task, stage by stage: B = 32 sequences of T = 50, N = 50 particles, M = 100.
+"""One training step of the bearings-only task, by method and stage: B = 32 sequences of T = 50, N = 50 particles, M = 100.
 
 Ours runs beside the same model under ops.reference(), where every operator is plain PyTorch, in interleaved rounds on one
-thread: that ratio means something on any machine. The authors' seconds were measured with their released code on one thread
-of a 2-core Xeon (Sapphire Rapids) under torch 2.13 and N = 50; compare them with ours on a machine of that kind alone. Their
-stages 1 and 2 of MDPS also compute a smoothed belief that nothing uses, 0.6 s or more of their step.
+thread: that ratio means something on any machine. The last column is the same step where eleven runs are trained at once, a
+run's share. The authors' seconds were measured with their released code on one thread of a 2-core Xeon (Sapphire Rapids) under
+torch 2.13 and N = 50; compare them with ours on a machine of that kind alone. Their stages 1 and 2 of MDPS also compute a
+smoothed belief that nothing uses, 0.6 s or more of their step, and 0.5 s of their stage 4 is spent on underflowing exponents.
+
+Memory: what the process grows by at its peak in MDPS 4.
 """
 
+import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,24 +26,30 @@ from bench.timing import interleaved
 from mdps import bearings_only as task
 from mdps import ops
 
-AUTHORS = {("mdps", 0): 2.8, ("mdps", 1): 1.3, ("mdps", 2): 1.3, ("mdps", 3): 2.9, ("mdpf", 0): 0.73, ("mdpf", 1): 0.31}
+AUTHORS = {("mdps", 0): 2.8, ("mdps", 1): 1.3, ("mdps", 2): 1.3, ("mdps", 3): 2.92, ("mdpf", 0): 0.73, ("mdpf", 1): 0.31}
+AUTHORS |= {("tg-pf", 0): 0.20, ("sr-pf", 0): 0.28}
+OTHERS = ("concrete-pf", "ot-pf", "mdpf-multinomial", "mdpf-residual", "mdpf-backward", "ffbs", "tfs")
+"""Methods of which the authors' program was not measured in the same conditions, or that it does not have."""
+RUNS_AT_ONCE = 11
 
 
-def steps(method: str, index: int):
+def steps(method: str, index: int, n_runs: int = 1):
     """A training step of one stage, forward pass, backward pass and Adam, and the same by references."""
     c = bearings_only.Configuration(method=method, stages="code", n_training=32, n_validation=1, n_evaluation=1)
-    tracker, stage = bearings_only.build(c), bearings_only.stages(c)[index]
-    batch = tuple(task.simulate(c.batch_size, c.n_steps, seed=0))
-    schedule = bearings_only.schedule(c)
-    (optimizer,) = StagedModule([tracker], stage, schedule, [0], index).configure_optimizers()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    trackers, stage = [bearings_only.build(c) for _ in range(n_runs)], bearings_only.stages(c)[index]
+    batches = [tuple(task.simulate(c.batch_size, c.n_steps, seed=i)) for i in range(n_runs)]
+    schedule, seeds = bearings_only.schedule(c), list(range(n_runs))
+    optimizers = StagedModule(trackers, stage, schedule, seeds, index).configure_optimizers()
+    parameters = [[p for group in o.param_groups for p in group["params"]] for o in optimizers]
 
     def step():
-        optimizer.zero_grad(set_to_none=True)
-        losses = tracker.losses(batch, tuple(stage.losses), 0)
-        sum(weight * losses[name] for name, weight in stage.losses.items()).backward()
-        torch.nn.utils.clip_grad_norm_(parameters, schedule.gradient_clip)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses = bearings_only.Tracker.losses_together(trackers, batches, tuple(stage.losses), seeds)
+        sum(weight * loss[name] for loss in losses for name, weight in stage.losses.items()).backward()
+        for optimizer, p in zip(optimizers, parameters):
+            torch.nn.utils.clip_grad_norm_(p, schedule.gradient_clip)
+            optimizer.step()
 
     def by_reference():
         with ops.reference():
@@ -47,20 +58,38 @@ def steps(method: str, index: int):
     return stage.name, step, by_reference
 
 
+def peak_memory() -> float:
+    """MB by which the peak of three steps of MDPS 4 is above what the process, with everything imported, had before."""
+    step = steps("mdps", 3)[1]
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    for _ in range(3):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    if sys.argv[-1] == "--memory":
+        print(f"{peak_memory():.0f}")
+        return
     start = time.perf_counter()
     task.simulate(11000, 50, seed=0)
-    print(f"simulate, 11,000 sequences of 50 steps: {time.perf_counter() - start:.2f} s\n")
+    print(f"simulate, 11,000 sequences of 50 steps: {time.perf_counter() - start:.2f} s")
+    process = [sys.executable, "-m", "bench.training_step", "--memory"]
+    memory = subprocess.run(process, cwd=Path(__file__).parents[1], text=True, capture_output=True, check=True).stdout.strip()
+    print(f"memory of a training step, MDPS 4: {memory} MB above the process\n")
     print("Training step, one thread, milliseconds (least of interleaved rounds)")
-    print(f"{'method, stage':32} {'mdps':>8} {'reference':>10} {'ratio':>6} {'authors':>8} {'ratio':>6}")
-    for (method, index), authors in AUTHORS.items():
+    print(f"{'method, stage':32} {'mdps':>8} {'reference':>10} {'ratio':>6} {'authors':>8} {'ratio':>6} {'at once':>8}")
+    for method, index in (*AUTHORS, *((method, 0) for method in OTHERS)):
         name, step, by_reference = steps(method, index)
-        times = interleaved({"mdps": step, "reference": by_reference}, rounds=5)
+        at_once = steps(method, index, RUNS_AT_ONCE)[1]
+        times = interleaved({"mdps": step, "reference": by_reference, "at once": at_once}, rounds=5)
         ours, reference = times["mdps"], times["reference"]
+        authors = AUTHORS.get((method, index))
+        theirs = f"{1e3 * authors:8.0f} {authors / ours:6.1f}" if authors else " " * 15
         print(
             f"{f'{method} {index + 1}: {name}':32} {1e3 * ours:8.1f} {1e3 * reference:10.1f} {reference / ours:6.1f} "
-            f"{1e3 * authors:8.0f} {authors / ours:6.1f}",
+            f"{theirs} {1e3 * times['at once'] / RUNS_AT_ONCE:8.1f}",
             flush=True,
         )
 
