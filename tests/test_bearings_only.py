@@ -54,6 +54,55 @@ def test_stored_states_are_internal_steps_1_4_7(drives):
     np.testing.assert_allclose(stored.numpy(), internal[:, [0, 3, 6, 9, 12]], atol=1e-6)
 
 
+def drive_in_one_piece(n_vehicles, n_internal_steps, random):
+    """The simulator as it was before `advance`: runs of old seeds must find their sequences again, to the last bit."""
+
+    def wrap(a):
+        return (a + np.pi) % (2 * np.pi) - np.pi
+
+    position = random.uniform(-10, 10, (n_vehicles, 2))
+    heading = random.uniform(-np.pi, np.pi, n_vehicles)
+    waypoint, speed, age = np.zeros((n_vehicles, 2)), np.zeros(n_vehicles), np.full(n_vehicles, 1001)
+    states = np.empty((n_internal_steps, n_vehicles, 3))
+    for k in range(n_internal_steps):
+        renew = np.flatnonzero((np.square(waypoint - position).sum(1) < 0.25) | (age > 1000))
+        waypoint[renew] = task.draw_waypoints(position[renew], random)
+        speed[renew] = random.choice((1.0, 2.0), len(renew))
+        age[renew] = 0
+        way = waypoint - position
+        turn = wrap(np.arctan2(way[:, 1], way[:, 0]) - heading)
+        heading = wrap(heading + np.clip(turn, -math.radians(30), math.radians(30)))
+        position = position + (speed * 0.25)[:, None] * np.stack([np.cos(heading), np.sin(heading)], 1)
+        age += 1
+        states[k, :, :2], states[k, :, 2] = position, heading
+    return states.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("n_vehicles, seed", [(1, 0), (37, 1), (2000, 2)])
+def test_the_numbers_of_a_seed_stay_the_same_to_the_last_bit(n_vehicles, seed):
+    got = task.drive(n_vehicles, 148, np.random.default_rng(seed)).states
+    np.testing.assert_array_equal(got, drive_in_one_piece(n_vehicles, 148, np.random.default_rng(seed)))
+
+
+def test_wrap_is_the_remainder_to_the_last_bit():
+    turns = np.random.default_rng(0).uniform(-3 * np.pi, 3 * np.pi, 100_000)
+    edges = np.array([k * np.pi for k in (-3, -1, 0, 1, 3)])
+    angles = np.concatenate([turns, edges, np.nextafter(edges, 9), np.nextafter(edges, -9)])
+    np.testing.assert_array_equal(task.wrap(angles), (angles + np.pi) % (2 * np.pi) - np.pi)
+
+
+def test_advance_leaves_its_argument_and_keeps_its_type():
+    random = np.random.default_rng(0)
+    double = task.place(300, random)
+    vehicles = task.Vehicles(*(a.astype(np.float32) for a in double[:4]), double.age.astype(np.int32))
+    before = [a.copy() for a in vehicles]
+    after = task.advance(vehicles, random)
+    for a, b, c in zip(vehicles, before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert c.dtype == b.dtype and c.shape == b.shape
+    assert (after.age == 1).all() and np.isin(after.speed, (1, 2)).all()
+
+
 def test_vehicles_move_along_their_heading_at_1_or_2_metres_a_second(drives):
     states, _, speeds = drives
     assert set(np.unique(speeds)) == {1.0, 2.0}

@@ -245,7 +245,7 @@ def test_initial_particles():
 def test_evaluate_a_finished_run(finished, capsys):
     assert bearings_only.main(["evaluate", str(finished / "run"), "--n-evaluation", "3", "--n-particles", "9"]) == 0
     out = capsys.readouterr().out
-    assert "smoother" in out and "1.09" in out and "300,000 particles" in out
+    assert "smoother" in out and f"{bearings_only.BAYES_LIMIT['smoothed'][0]:.2f}" in out and "300,000 particles" in out
     assert json.loads((finished / "run/evaluation_9_particles_seed_1.json").read_text())["n_sequences"] == 3
 
 
