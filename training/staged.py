@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from lightning.pytorch.loggers import TensorBoardLogger
 
 import torch
+from configuration import write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -292,7 +293,8 @@ def train(
                 f"stage {index + 1}, {stage.name}: no epoch had a finite validation loss; lower rate_factor"
             )
         model.load_state_dict(_weights(best))
-        finished.write_text(
+        write_whole(
+            finished,
             json.dumps(
                 {
                     "name": stage.name,
@@ -301,7 +303,7 @@ def train(
                     "best_validation_loss": end.best,
                 },
                 indent=2,
-            )
+            ),
         )
     model.requires_grad_(True)
 
