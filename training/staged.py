@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from lightning.pytorch.loggers import TensorBoardLogger
 
 import torch
+from configuration import write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -364,7 +365,7 @@ def _train_stage(
             raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
-        (place / "finished.json").write_text(json.dumps(numbers, indent=2))
+        write_whole(place / "finished.json", json.dumps(numbers, indent=2))
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
@@ -425,6 +426,12 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.processor() or platform.machine(),
     }
+
+
+def peak_memory_mb() -> int:
+    """The most memory that this process has had; getrusage would count that of the process which started it."""
+    status = Path("/proc/self/status").read_text()
+    return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
 
 
 def duration(seconds: float) -> str:
