@@ -156,6 +156,13 @@ int take_ints(Call *call, StableIValue value, const char *name, int max, int64_t
     return ok(call) ? (int)n : 0;
 }
 
+int take_floats(Call *call, StableIValue value, const char *name, double *items) {
+    int64_t bits[MAX_FLOATS];
+    int n = take_ints(call, value, name, MAX_FLOATS, bits);
+    for (int i = 0; i < n; i++) items[i] = take_float((StableIValue)bits[i]);
+    return n;
+}
+
 int take_n_angular(Call *call, StableIValue value, int64_t dim) {
     int64_t n = take_int(value);
     expect(call, dim >= 1 && dim <= 16, "expected 1 to 16 state dimensions, got %lld", (long long)dim);

@@ -22,7 +22,7 @@
 #include "cuda_launch.h"
 #include "torch_c.h"
 
-enum { MAX_OWNED = 64, MAX_DIM = 8 };
+enum { MAX_OWNED = 64, MAX_DIM = 8, MAX_FLOATS = 16 };
 
 typedef struct {
     AtenTensorHandle handle;
@@ -79,6 +79,8 @@ static inline double take_float(StableIValue value) {
 bool take_optional(StableIValue value, StableIValue *inner);
 /* int[]: number of items, at most `max` stored. */
 int take_ints(Call *call, StableIValue value, const char *name, int max, int64_t *items);
+/* float[]: the same, at most MAX_FLOATS. */
+int take_floats(Call *call, StableIValue value, const char *name, double *items);
 /* n_angular: an int in [0, D], with D = `dim` in [1, 16]. */
 int take_n_angular(Call *call, StableIValue value, int64_t dim);
 

@@ -52,3 +52,37 @@ def test_summary_averages_everything():
     assert got["position_error"] == pytest.approx(0, abs=1e-6)
     assert got["heading_error_degrees"] == pytest.approx(math.degrees(0.2), abs=1e-3)
     assert set(got) == {"nll", "position_error", "heading_error_degrees"}
+
+
+def two_places():
+    """At step 0 the truth is the higher of two places, at step 1 the lower one across the seam, at step 2 neither."""
+    places = torch.tensor([[0.0, 0.0, 0.0], [20.0, 0.0, math.pi - 0.01]], dtype=torch.float64)
+    weights = torch.tensor([0.7, 0.3], dtype=torch.float64)
+    m = Mixture(places.expand(1, 3, 2, 3), weights.log().expand(1, 3, 2), torch.tensor([0.5, 0.5, 0.1]).double(), SPACE)
+    truth = [[0.6, 0.8, 0.2], [20.0, 0.0, -math.pi + 0.02], [20.0, 0.0, 0.0]]
+    return m, torch.tensor([truth], dtype=torch.float64)
+
+
+def test_errors_of_the_best_mode():
+    position, heading = metrics.mode_errors(*two_places(), radii=(5.0, 5.0, 0.5))
+    torch.testing.assert_close(position, torch.tensor([[1.0, 20.0, 20.0]]).double())
+    torch.testing.assert_close(heading, torch.tensor([[0.2, math.pi - 0.02, 0.0]], dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_recall_of_modes():
+    m, truth = two_places()
+
+    def hits(**kwargs):
+        return metrics.mode_hits(m, truth, (5.0, 5.0, 0.5), **kwargs)[0].tolist()
+
+    assert hits(position=2.0, heading=0.3) == [True, True, False]
+    assert hits(position=2.0, heading=0.3, k=1) == [True, False, False]
+    assert hits(position=0.9, heading=0.3) == [False, True, False]
+    assert hits(position=2.0, heading=0.1) == [False, True, False]
+    assert hits(position=2.0, heading=3.2) == [True, True, True]
+    assert hits(position=2.0, heading=0.3, k=2) == hits(position=2.0, heading=0.3, k=9)
+    assert metrics.mode_recall(m, truth, 5.0, position=2.0, heading=0.3) == pytest.approx(2 / 3)
+    nobody = Mixture(m.means, torch.full_like(m.log_weights, -math.inf), m.bandwidths, SPACE)
+    assert metrics.mode_recall(nobody, truth, 5.0, position=2.0, heading=0.3) == 0
+    spoiled = torch.where(torch.arange(3)[:, None] == 0, math.nan, truth)
+    assert metrics.mode_recall(m, spoiled, 5.0, position=2.0, heading=0.3) == pytest.approx(1 / 3)

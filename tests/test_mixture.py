@@ -102,6 +102,23 @@ def test_variance_of_narrow_and_wide_angles():
         assert m.variance.item() == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.parametrize("per_row", [False, True])
+def test_modes(per_row):
+    """Narrow kernels: the modes are the means of the heaviest components, in the order of their weights."""
+    wide = mixture(per_row=per_row)
+    m = mdps.Mixture(wide.means, wide.log_weights, wide.bandwidths * 1e-4, POSE)
+    modes, log_densities = m.modes(2, 1e-3)
+    assert modes.shape == (3, 4, 2, 3) and log_densities.shape == (3, 4, 2)
+    best = m.log_weights.topk(2).indices[..., None].expand(3, 4, 2, 3)
+    torch.testing.assert_close(POSE.difference(modes, m.means.gather(-2, best)), torch.zeros_like(modes), rtol=0, atol=1e-9)
+    torch.testing.assert_close(log_densities, m.log_prob_many(modes))
+    modes, log_densities = m.modes(2, (100.0, 100.0, math.pi + 0.1))
+    assert (log_densities[..., 1] == -math.inf).all() and torch.equal(modes[..., 1, :], modes[..., 0, :])
+    assert mixture(PLANE).modes(1, (0.5, 0.5))[0].shape == (3, 4, 1, 2)
+    one = mdps.Mixture(m.means[0, 0], m.log_weights[0, 0], m.bandwidths[0, 0] if per_row else m.bandwidths, POSE)
+    torch.testing.assert_close(one.modes(2, 1e-3)[0], m.modes(2, 1e-3)[0][0, 0])
+
+
 @pytest.mark.parametrize("what", ["log_prob", "mean", "variance"])
 def test_gradients(what):
     m = mixture()
@@ -155,6 +172,8 @@ def test_bandwidth():
             r"bandwidths: expected shape \(3,\) or \(3, 4, 3\), got \(2,\)",
         ),
         (lambda m: m.marginal("z"), ValueError, "names: expected some of"),
+        (lambda m: m.modes(0, 1.0), ValueError, "n_modes: expected 1 to"),
+        (lambda m: m.modes(2, (1.0, 2.0)), ValueError, "radii: expected 3 numbers"),
         (lambda m: mdps.Bandwidth(0.1, -1.0, POSE), ValueError, "bandwidth: expected more than the minimum"),
     ],
 )

@@ -1,6 +1,7 @@
 """What beliefs are judged by: negative log-likelihood of the truth, and errors of point estimates."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +30,49 @@ def heading_error(estimate: Tensor, truth: Tensor, dimension: int = 2) -> Tensor
     """The angle between two headings the shorter way round: (..., D), (..., D) -> (...), in [0, pi] radians."""
     difference = estimate[..., dimension] - truth[..., dimension]
     return torch.atan2(difference.sin(), difference.cos()).abs()
+
+
+def mode_errors(belief: Mixture, truth: Tensor, radii: float | Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Position and heading error of the highest mode, as point estimate, of beliefs over (x, y, heading).
+
+    Args:
+        belief: batch shape (...).
+        truth: (..., 3).
+        radii: as in `Mixture.modes`; modes as close as that count as one.
+
+    Returns:
+        position error (...), in the unit of x, and heading error (...), in [0, pi] radians.
+    """
+    best = belief.modes(1, radii)[0].squeeze(-2)
+    return position_error(best, truth), heading_error(best, truth)
+
+
+def mode_hits(
+    belief: Mixture, truth: Tensor, radii: float | Sequence[float], *, k: int = 3, position: float, heading: float
+) -> Tensor:
+    """Whether one of the k highest modes is near the truth in position and heading at once: (...), bool.
+
+    Args:
+        belief: over (x, y, heading), batch shape (...).
+        truth: (..., 3).
+        radii: as in `Mixture.modes`: how close modes are one, so that k modes are k different places.
+        k: how many modes count; 3 in the paper's figures.
+        position: largest distance that is near, in the unit of x.
+        heading: largest angle that is near, in radians.
+
+    A mode that there is not counts for nothing. NaN anywhere is no hit.
+    """
+    modes, log_densities = belief.modes(k, radii)
+    truth = truth.unsqueeze(-2)
+    near = (position_error(modes, truth) <= position) & (heading_error(modes, truth) <= heading)
+    return (near & (log_densities > -math.inf)).any(-1)
+
+
+def mode_recall(
+    belief: Mixture, truth: Tensor, radii: float | Sequence[float], *, k: int = 3, position: float, heading: float
+) -> float:
+    """The share of steps, 0 to 1, at which one of the k highest modes is near the truth; arguments as in `mode_hits`."""
+    return mode_hits(belief, truth, radii, k=k, position=position, heading=heading).double().mean().item()
 
 
 def summarize(belief: Mixture, truth: Tensor) -> dict[str, float]:
