@@ -85,10 +85,9 @@ void network_forward(Call *call, const Network *a, SmallNetwork *p, Launcher *cu
 NetworkGradients network_backward(Call *call, const Network *a, SmallNetwork *p, int64_t wanted, Launcher *cuda) {
     static const int64_t none[3];
     const bool want_x = wanted & 1, want_extra = (wanted & 2) && p->E;
-    NetworkGradients grad = {new_tensor(call, &a->x, 3, want_x ? a->x.size : none),
-                             new_tensor(call, &a->x, 3, want_extra ? a->extra.size : none),
-                             new_tensor(call, &a->x, 2, a->condition.size),
-                             new_tensor(call, &a->x, (int)a->weights.dim, a->weights.size)};
+    NetworkGradients grad = {
+        new_tensor(call, &a->x, 3, want_x ? a->x.size : none), new_tensor(call, &a->x, 3, want_extra ? a->extra.size : none),
+        new_tensor(call, &a->x, 2, a->condition.size), new_tensor(call, &a->x, (int)a->weights.dim, a->weights.size)};
     p->grad_x = want_x ? grad.x.data : NULL;
     p->grad_extra = want_extra ? grad.extra.data : NULL;
     p->grad_condition = grad.condition.data, p->grad_weights = grad.weights.data;

@@ -20,6 +20,7 @@ Network take_network(Call *call, const StableIValue *values, const char *x_name,
 void expect_shares(Call *call, const SmallNetwork *p, int out);
 /* Fills p->y; `cuda` does so on the GPU. */
 void network_forward(Call *call, const Network *network, SmallNetwork *p, Launcher *cuda);
-/* New gradients from p->grad_y. wanted: 1 for x + 2 for extra; one that is not wanted, or whose argument is absent, is empty. */
+/* New gradients from p->grad_y. wanted: 1 for x + 2 for extra; one that is not wanted, or whose argument is absent, is empty.
+ */
 NetworkGradients network_backward(Call *call, const Network *network, SmallNetwork *p, int64_t wanted, Launcher *cuda);
 #endif

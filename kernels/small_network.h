@@ -32,8 +32,8 @@
 
 enum { NETWORK_NONE, NETWORK_RELU, NETWORK_TANH, NETWORK_SIGMOID, NETWORK_PRELU, NETWORK_ACTIVATIONS };
 enum { NETWORK_LAYERS = 16, NETWORK_WIDTH = 256 };
-/* What stands before and behind the layers: nothing, or the poses of move_poses.h or weigh_poses.h, which say what x, y and their
- * gradients then are, and set C. */
+/* What stands before and behind the layers: nothing, or the poses of move_poses.h or weigh_poses.h, which say what x, y and
+ * their gradients then are, and set C. */
 enum { NETWORK_ALONE, NETWORK_MOVES_POSES, NETWORK_WEIGHS_POSES };
 
 typedef struct {

@@ -136,30 +136,49 @@ static void run_network(void *parameters) {
     small_network_finish_f32(0, p->R, p);
 }
 
-/* 4 inputs, noise into the second of two layers of width 8, 3 outputs: a model of dynamics. */
-static void network(void) {
-    const int64_t n = 32 * 100;
-    SmallNetwork p = {.n_layers = 3,
-                      .C = 4,
-                      .E = 3,
-                      .R = 1,
-                      .B = 32,
-                      .N = 100,
-                      .grad_y = numbers(n * 3, 4, -1, 1),
-                      .layer = {{.out = 8, .activation = NETWORK_RELU},
-                                {.out = 8, .activation = NETWORK_RELU, .enters_extra = true},
-                                {.out = 3, .activation = NETWORK_NONE}}};
+static void network(const char *name, SmallNetwork p) {
+    const int in = p.form ? 3 : p.C, last = p.layer[p.n_layers - 1].out, out = p.form == NETWORK_MOVES_POSES ? 3 : last;
+    p.B = 32, p.N = 100, p.R = 1;
+    const int64_t n = p.B * p.N;
+    p.grad_y = numbers(n * out, 4, -1, 1);
     small_network_layout(&p);
-    p.x = numbers(n * p.C, 4, -2, 2), p.extra = numbers(n * p.E, 4, -2, 2), p.weights = numbers(p.P, 4, -1, 1);
-    p.y = numbers(n * 3, 4, 0, 0), p.grad_x = numbers(n * p.C, 4, 0, 0), p.grad_extra = numbers(n * p.E, 4, 0, 0);
-    p.grad_weights = numbers(p.P, 4, 0, 0), p.scratch = numbers(p.scratch_size, 4, 0, 0);
-    measure("small_network", n, run_network, &p);
+    p.x = numbers(n * in, 4, -2, 2), p.extra = numbers(n * p.E, 4, -2, 2), p.condition = numbers(p.B * p.K, 4, -1, 1);
+    p.weights = numbers(p.P, 4, -1, 1), p.scale = numbers(4, 4, 1, 2);
+    p.y = numbers(n * out, 4, 0, 0), p.grad_x = numbers(n * in, 4, 0, 0), p.grad_extra = numbers(n * p.E, 4, 0, 0);
+    p.grad_condition = numbers(p.B * p.K, 4, 0, 0), p.grad_weights = numbers(p.P, 4, 0, 0);
+    p.scratch = numbers(p.scratch_size, 4, 0, 0);
+    measure(name, n, run_network, &p);
+}
+
+/* A small model of dynamics; then the networks of the bearings-only task, of the dynamics with and without the poses. */
+static void networks(void) {
+    const NetworkLayer relu = {.out = 8, .activation = NETWORK_RELU}, none = {.out = 8, .activation = NETWORK_NONE};
+    const NetworkLayer with_extra = {.out = 8, .activation = NETWORK_RELU, .enters_extra = true};
+    const NetworkLayer with_condition = {.out = 8, .activation = NETWORK_RELU, .enters_condition = true};
+    SmallNetwork model = {.n_layers = 3, .C = 4, .E = 3, .layer = {relu, with_extra, {.out = 3, .activation = NETWORK_NONE}}};
+    SmallNetwork dynamics = {
+        .n_layers = 8,
+        .C = 2,
+        .E = 4,
+        .layer = {relu, relu, relu, none, with_extra, relu, relu, {.out = 4, .activation = NETWORK_SIGMOID}}};
+    SmallNetwork measurement = {.n_layers = 6,
+                                .C = 4,
+                                .K = 8,
+                                .minimum = 1e-5,
+                                .layer = {relu, relu, relu, with_condition, relu, {.out = 1, .activation = NETWORK_SIGMOID}}};
+    network("small_network", model);
+    network("small_network, dynamics", dynamics);
+    dynamics.form = NETWORK_MOVES_POSES;
+    network("move_poses, dynamics", dynamics);
+    network("small_network, measurement", measurement);
+    measurement.form = NETWORK_WEIGHS_POSES;
+    network("weigh_poses, measurement", measurement);
 }
 
 int main(void) {
     mixtures();
     resampling();
     rows();
-    network();
+    networks();
     return 0;
 }

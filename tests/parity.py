@@ -110,8 +110,8 @@ def _distance(c: Call, got: Tensor, want: Tensor) -> Tensor:
     distance = (got - want).abs()
     if c.name == "philox_von_mises":
         return torch.minimum(distance, 2 * torch.pi - distance)
-    if c.name == "mixture_resample":
-        dims, n_angular = want.shape[-1], c.args[5]
+    if c.name in ("mixture_resample", "move_poses"):
+        dims, n_angular = want.shape[-1], c.args[5] if c.name == "mixture_resample" else 1
         return torch.where(torch.arange(dims) < dims - n_angular, distance, torch.minimum(distance, 2 * torch.pi - distance))
     return distance
 

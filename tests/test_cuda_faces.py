@@ -84,6 +84,12 @@ FACES = {
     "small_network": lambda real, g: ops.small_network(
         real(B, N, D, grad=g), real(33, grad=g), LAYERS, extra=real(B, N, 1, grad=g), condition=real(B, 2)
     ),
+    "move_poses": lambda real, g: ops.move_poses(
+        real(B, N, 3, grad=g), real(B, N, 2), real(20, grad=g), (ops.Layer(4, "sigmoid", extra=True),), real(4)
+    ),
+    "weigh_poses": lambda real, g: ops.weigh_poses(
+        real(B, N, 3, grad=g), real(7, grad=g), (ops.Layer(1, "sigmoid", condition=True),), condition=real(B, 2, grad=g)
+    ),
 }
 
 

@@ -33,6 +33,10 @@ MOST = {
     "philox_von_mises": ("draw", 211),
     "normalize_log_weights": ("particle", 6.07),
     "small_network": ("row", 314),
+    "small_network, dynamics": ("row", 958),
+    "move_poses, dynamics": ("row", 998),
+    "small_network, measurement": ("row", 668),
+    "weigh_poses, measurement": ("row", 692),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [

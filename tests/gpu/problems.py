@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from table import RawCalls
+from test_move_poses import DYNAMICS
 from test_small_network import SMOOTHER, n_parameters
+from test_weigh_poses import SMOOTHER as WEIGHER
 from torch import Tensor
 
 from mdps import ops
@@ -86,6 +88,18 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
             "small_network",
             lambda x, w, e, c: ops.small_network(x, w, SMOOTHER, extra=e, condition=c),
             (normal(B, N, 4), weights, normal(B, N, 2), normal(B, 8)),
+            (0, 1, 2, 3),
+        ),
+        Problem(
+            "move_poses",
+            lambda x, w, e, s: ops.move_poses(x, e, w, DYNAMICS, s),
+            (x, 0.4 * normal(n_parameters(DYNAMICS, 2, 4, 0)), normal(B, N, 4), 5 * normal(4)),
+            (0, 1),
+        ),
+        Problem(
+            "weigh_poses",
+            lambda x, w, e, c: ops.weigh_poses(x, w, WEIGHER, extra=e, condition=c, least_extra=-1.0),
+            (x, weights, normal(B, N, 2), normal(B, 8)),
             (0, 1, 2, 3),
         ),
         Problem("split_seed", lambda seeds: ops.split_seed(seeds, N), (ops.split_seed(seed, B),)),
