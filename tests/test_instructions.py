@@ -33,6 +33,10 @@ MOST = {
     "philox_von_mises": ("draw", 211),
     "normalize_log_weights": ("particle", 6.07),
     "small_network": ("row", 314),
+    "transport forward 50": ("pair and step", 10.0),
+    "transport backward 50": ("pair", 100.0),
+    "transport forward 250": ("pair and step", 10.0),
+    "transport backward 250": ("pair", 100.0),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [
@@ -43,6 +47,8 @@ OBJECTS = [
     ("philox_normal", "f32", "philox_normal"),
     ("philox_von_mises", "f32", "philox_von_mises"),
     ("normalize_log_weights", "f32", "normalize_log_weights"),
+    ("transport_resample", "f32", "transport_resample"),
+    ("transport_resample_backward", "f32", "transport_resample"),
 ]
 LOOP = """
 #include "bessel.h"
