@@ -11,7 +11,7 @@
 #else
 #include "transport_row.h"
 
-/* S and N R at e = log2(e) / unit. */
+/* S and N R at e = log2(e) / unit. R has room for TRANSPORT_LANES parts of each. */
 INLINE void FN(add_up)(const FN(Row) *row, REAL unit, int K, REAL *S, REAL *R) {
     for (int64_t i0 = 0; i0 < row->padded; i0 += TRANSPORT_TILE) {
         REAL f[TRANSPORT_TILE] __attribute__((aligned(64))), entry[TRANSPORT_TILE] __attribute__((aligned(64)));
@@ -20,10 +20,11 @@ INLINE void FN(add_up)(const FN(Row) *row, REAL unit, int K, REAL *S, REAL *R) {
         for (int64_t j = 0; j < row->N; j++) {
             FN(entries)(row, unit, f, i0, j, K, entry);
             for (int l = 0; l < TRANSPORT_TILE; l++) sum[l] += row->w[j] * entry[l];
-            R[j] = (i0 ? R[j] : 0) + FN(sum_of_tile)(entry);
+            FN(add_lanes)(entry, i0, j, R);
         }
         memcpy(S + i0, sum, sizeof sum);
     }
+    FN(sum_lanes)(row->N, R);
 }
 
 /* log2 of S_i (by_rows) or N R_j, with the largest exponent taken out. */
@@ -44,6 +45,11 @@ static double FN(log_sum)(const FN(Row) *row, double unit, int64_t item, bool by
     return top + log2(sum);
 }
 
+static void FN(log_sums)(const FN(Row) *row, REAL unit, REAL *S, REAL *R) {
+    for (int64_t n = 0; n < row->N; n++)
+        S[n] = (REAL)FN(log_sum)(row, unit, n, true), R[n] = (REAL)FN(log_sum)(row, unit, n, false);
+}
+
 /* The natural logarithms of S and R in their place; returns the largest size of one. */
 INLINE REAL FN(take_logs)(const FN(Row) *row, REAL unit, REAL *S, REAL *R) {
     REAL low = 1, high = 1, most = 0;
@@ -52,10 +58,9 @@ INLINE REAL FN(take_logs)(const FN(Row) *row, REAL unit, REAL *S, REAL *R) {
         low = least < low ? least : low;
         high = largest > high ? largest : high;
     }
-    const bool far = low < 1 / TRANSPORT_FAR || high > TRANSPORT_FAR;
-    for (int64_t n = 0; n < row->N && far; n++)
-        S[n] = FN(log_sum)(row, unit, n, true), R[n] = FN(log_sum)(row, unit, n, false);
-    for (int64_t n = 0; n < row->N && !far; n++) S[n] = FN(log2_less)(S[n], 0), R[n] = FN(log2_less)(R[n], 0);
+    if (low < 1 / TRANSPORT_FAR || high > TRANSPORT_FAR) FN(log_sums)(row, unit, S, R);
+    else
+        for (int64_t n = 0; n < row->N; n++) S[n] = FN(log2_less)(S[n], 0), R[n] = FN(log2_less)(R[n], 0);
     const REAL log_N = log((REAL)row->N);
     for (int64_t n = 0; n < row->N; n++) {
         S[n] *= (REAL)LN2;
@@ -98,7 +103,7 @@ INLINE void FN(apply_plan)(const FN(Row) *row, REAL unit, int K, REAL *mean, REA
             for (int l = 0; l < TRANSPORT_TILE; l++) mean[k * row->padded + i0 + l] = 0;
         for (int64_t j = 0; j < row->N; j++) {
             FN(entries)(row, unit, f, i0, j, K, entry);
-            R[j] = (i0 ? R[j] : 0) + FN(sum_of_tile)(entry);
+            FN(add_lanes)(entry, i0, j, R);
             for (int l = 0; l < TRANSPORT_TILE; l++) sum[l] += entry[l] *= row->w[j];
 #pragma GCC unroll 4
             for (int k = 0; k < K; k++) {
@@ -109,6 +114,7 @@ INLINE void FN(apply_plan)(const FN(Row) *row, REAL unit, int K, REAL *mean, REA
         for (int k = 0; k < K; k++)
             for (int l = 0; l < TRANSPORT_TILE; l++) mean[k * row->padded + i0 + l] /= sum[l];
     }
+    FN(sum_lanes)(row->N, R);
 }
 
 /* From scaled coordinates to particles. */
@@ -126,7 +132,7 @@ INLINE void FN(store_particles)(const TransportResample *p, const FN(Row) *row, 
 
 INLINE void FN(transport_row)(const TransportResample *p, int64_t b, FN(Row) *row, int K) {
     const int64_t N = p->N;
-    REAL *S = row->g + row->padded, *R = S + row->padded, *mean = R + row->padded;
+    REAL *S = row->g + row->padded, *R = S + row->padded, *mean = R + TRANSPORT_LANES * row->padded;
     REAL error = 0, *potentials = (REAL *)p->potentials + 2 * b * N;
     p->iterations[b] = FN(solve)(p, row, K, S, R);
     FN(apply_plan)(row, (REAL)(LOG2E / p->epsilon), K, mean, R);

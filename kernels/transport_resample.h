@@ -26,8 +26,9 @@
  * Gradient: of the converged map, s included, at the potentials found: no step is differentiated. With U_ij = grad_i z_j:
  *   lambda_i + sum_j T_ij nu_j = sum_j T_ij U_ij,  nu_j + sum_i Q_ij lambda_i = sum_i Q_ij U_ij,  Q = T with columns summing to 1
  *   d loss = sum_ij T_ij ((U_ij - lambda_i) dlog w_j - (U_ij - lambda_i - nu_j) dC_ij / epsilon + grad_i dz_j)
- * The system is solved for lambda by conjugate gradients, at most N + TRANSPORT_MORE_STEPS steps. An angle whose mean cosine and
- * sine vanish up to rounding has no direction: its gradient is 0.
+ * The system is solved by conjugate gradients, at most N + TRANSPORT_MORE_STEPS steps; of its solutions, which differ by a constant
+ * that a converged plan's gradient does not depend on, the one whose lambda has the mean of sum_j T_ij U_ij. An angle whose mean
+ * cosine and sine vanish up to rounding has no direction: its gradient is 0.
  *
  * All weights -inf: a collapse, w = 1/N, no gradient to log_weights. NaN or infinite particles, NaN or +inf weights make their
  * own row NaN, iterations 0. Items are rows (backward: slots of rows).
@@ -45,7 +46,8 @@
 
 enum {
     TRANSPORT_MAX_K = 32,
-    TRANSPORT_TILE = 64, /* particles that are lanes together */
+    TRANSPORT_TILE = 64,  /* particles that are lanes together */
+    TRANSPORT_LANES = 16, /* sums over a tile are kept in as many parts */
     TRANSPORT_MORE_STEPS = 32,
     TRANSPORT_BUDGET = 1 << 24
 };
@@ -70,10 +72,10 @@ INLINE int64_t transport_slots(int64_t B, int64_t N) {
     int64_t slots = TRANSPORT_BUDGET / (N * transport_padded(N) + 1);
     return slots < 1 ? 1 : slots < B ? slots : B;
 }
-/* Numbers of a row: two of each coordinate and five of each particle; backward four and twelve, and the plan. */
+/* Numbers of a row: two of each coordinate, four of each particle and the parts of a sum; backward four, twelve and the plan. */
 INLINE int64_t transport_scratch(const TransportResample *p, bool backward) {
     const int64_t padded = transport_padded(p->N), K = transport_K(p);
-    return padded * (backward ? 4 * K + 12 + p->N : 2 * K + 5);
+    return padded * (backward ? 4 * K + 12 + TRANSPORT_LANES + p->N : 2 * K + 4 + TRANSPORT_LANES);
 }
 
 void transport_resample_f32(int64_t begin, int64_t end, void *parameters);

@@ -1,8 +1,8 @@
 /* Gradient of transport_resample by implicit differentiation. Contract, formulas: transport_resample.h.
  *
  * The plan's entries E_ij = exp((f_i + g_j - C_ij) / epsilon) are computed once and kept: T_ij = w_j E_ij, Q_ij = v_j E_ij. What
- * conjugate gradients solve is (I - T Q') lambda = m - T n, symmetric since T Q' = E diag(w v) E', and singular along 1, where
- * nothing depends on lambda.
+ * conjugate gradients solve is (I - T Q') (lambda - m) = T (Q' m - n) with m_i = sum_j T_ij U_ij, n_j = sum_i Q_ij U_ij: symmetric,
+ * since T Q' = E diag(w v) E', and singular along 1, where nothing depends on the solution.
  */
 #ifndef REAL
 #include "transport_resample.h"
@@ -12,20 +12,24 @@
 #include "transport_row.h"
 
 typedef struct {
-    REAL *E;                                    /* (N, padded): row j has the entries of particle j */
-    REAL *v, *nu, *lambda, *residual, *p, *q;   /* (padded) each */
-    REAL *grad, *mean, *moved;                  /* (K, padded) each */
+    REAL *E;                                      /* (N, padded): row j has the entries of particle j */
+    REAL *v, *m, *nu, *lambda, *residual, *p, *q; /* (padded) each; v has room for TRANSPORT_LANES parts */
+    REAL *grad, *mean, *moved;                    /* (K, padded) each */
 } FN(Solver);
 
+/* Of the numbers of a tile: halves become lanes. */
+INLINE double FN(sum_tile)(REAL *part) {
+#pragma GCC unroll 8
+    for (int left = TRANSPORT_TILE / 2; left >= 4; left /= 2)
+        for (int l = 0; l < left; l++) part[l] += part[l + left];
+    return ((double)part[0] + part[1]) + ((double)part[2] + part[3]);
+}
+
 INLINE double FN(dot)(int64_t n, const REAL *x, const REAL *y) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i += TRANSPORT_TILE) {
-        REAL part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int l = 0; l < TRANSPORT_TILE; l++) part += x[i + l] * y[i + l];
-        sum += part;
-    }
-    return sum;
+    REAL part[TRANSPORT_TILE] __attribute__((aligned(64))) = {0};
+    for (int64_t i = 0; i < n; i += TRANSPORT_TILE)
+        for (int l = 0; l < TRANSPORT_TILE; l++) part[l] += x[i + l] * y[i + l];
+    return FN(sum_tile)(part);
 }
 
 INLINE void FN(add)(int64_t n, REAL factor, const REAL *x, REAL *y) {
@@ -36,15 +40,15 @@ INLINE void FN(add)(int64_t n, REAL factor, const REAL *x, REAL *y) {
 INLINE void FN(make_plan)(const TransportResample *p, const FN(Row) *row, int K, FN(Solver) *s) {
     const REAL unit = (REAL)(LOG2E / p->epsilon);
     const int64_t padded = row->padded;
-    for (int64_t j = 0; j < row->N; j++) s->v[j] = 0;
     for (int64_t i0 = 0; i0 < padded; i0 += TRANSPORT_TILE) {
         REAL f[TRANSPORT_TILE] __attribute__((aligned(64)));
         FN(load_tile)(row, unit, i0, f);
         for (int64_t j = 0; j < row->N; j++) {
             FN(entries)(row, unit, f, i0, j, K, s->E + j * padded + i0);
-            s->v[j] += FN(sum_of_tile)(s->E + j * padded + i0);
+            FN(add_lanes)(s->E + j * padded + i0, i0, j, s->v);
         }
     }
+    FN(sum_lanes)(row->N, s->v);
     memset(s->mean, 0, K * padded * sizeof(REAL));
     for (int64_t j = 0; j < row->N; j++) {
         s->v[j] = s->v[j] > 0 ? 1 / s->v[j] : 0;
@@ -87,7 +91,26 @@ INLINE void FN(multiply)(const FN(Row) *row, const FN(Solver) *s, const REAL *x,
     }
 }
 
-/* Conjugate gradients: lambda from the residual of lambda = 0. */
+/* moved = sum_i E_ij grad_i; m; nu = n - Q' m; residual = -T nu. */
+INLINE void FN(prepare)(const FN(Row) *row, int K, FN(Solver) *s) {
+    const int64_t padded = row->padded;
+    memset(s->m, 0, padded * sizeof(REAL));
+    memset(s->residual, 0, padded * sizeof(REAL));
+    for (int k = 0; k < K; k++)
+        for (int64_t i = 0; i < padded; i++) s->m[i] += s->grad[k * padded + i] * s->mean[k * padded + i];
+    for (int64_t j = 0; j < row->N; j++) {
+        const REAL *E = s->E + j * padded;
+        REAL sum = -(REAL)FN(dot)(padded, E, s->m);
+        for (int k = 0; k < K; k++) {
+            s->moved[k * padded + j] = (REAL)FN(dot)(padded, E, s->grad + k * padded);
+            sum += s->moved[k * padded + j] * row->x[k * padded + j];
+        }
+        s->nu[j] = s->v[j] * sum;
+        FN(add)(padded, -row->w[j] * s->nu[j], E, s->residual);
+    }
+}
+
+/* Conjugate gradients; then lambda and nu. */
 INLINE void FN(solve)(const FN(Row) *row, FN(Solver) *s) {
     const int64_t padded = row->padded;
     const double precise = IS_DOUBLE ? 1e-28 : 1e-13;
@@ -105,25 +128,8 @@ INLINE void FN(solve)(const FN(Row) *row, FN(Solver) *s) {
         square = FN(dot)(padded, s->residual, s->residual);
         for (int64_t i = 0; i < padded; i++) s->p[i] = s->residual[i] + (REAL)(square / before) * s->p[i];
     }
-}
-
-/* moved = sum_i E_ij grad_i; nu = sum_i Q_ij U_ij; residual = sum_j T_ij (U_ij - nu_j). */
-INLINE void FN(prepare)(const FN(Row) *row, int K, FN(Solver) *s) {
-    const int64_t padded = row->padded;
-    memset(s->residual, 0, padded * sizeof(REAL));
-    for (int k = 0; k < K; k++)
-        for (int64_t i = 0; i < padded; i++) s->residual[i] += s->grad[k * padded + i] * s->mean[k * padded + i];
-    for (int64_t j = 0; j < row->N; j++) {
-        const REAL *E = s->E + j * padded;
-        REAL sum = 0;
-        for (int k = 0; k < K; k++) {
-            REAL moved = (REAL)FN(dot)(padded, E, s->grad + k * padded);
-            s->moved[k * padded + j] = moved;
-            sum += moved * row->x[k * padded + j];
-        }
-        s->nu[j] = s->v[j] * sum;
-        FN(add)(padded, -row->w[j] * s->nu[j], E, s->residual);
-    }
+    for (int64_t j = 0; j < row->N; j++) s->nu[j] -= s->v[j] * (REAL)FN(dot)(padded, s->E + j * padded, s->lambda);
+    FN(add)(padded, 1, s->m, s->lambda);
 }
 
 /* mean = what the cost's gradient adds to that of x, times -epsilon; moved becomes all of it; grad_log_weights before
@@ -133,15 +139,14 @@ INLINE void FN(collect)(const FN(Row) *row, double epsilon, int K, FN(Solver) *s
     memset(s->mean, 0, K * padded * sizeof(REAL));
     for (int64_t j = 0; j < row->N; j++) {
         const REAL *E = s->E + j * padded, w = row->w[j];
-        const REAL nu = s->nu[j] - s->v[j] * (REAL)FN(dot)(padded, E, s->lambda);
         REAL *G = s->q;
-        for (int64_t i = 0; i < padded; i++) G[i] = -s->lambda[i] - nu;
+        for (int64_t i = 0; i < padded; i++) G[i] = -s->lambda[i] - s->nu[j];
         for (int k = 0; k < K; k++) FN(add)(padded, row->x[k * padded + j], s->grad + k * padded, G);
         for (int64_t i = 0; i < padded; i++) G[i] *= w * E[i];
         REAL sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = 0; i < padded; i++) sum += G[i];
-        grad_w[j] = s->v[j] > 0 ? sum + nu * w / s->v[j] : 0;
+        grad_w[j] = s->v[j] > 0 ? sum + s->nu[j] * w / s->v[j] : 0;
         for (int k = 0; k < K; k++) {
             const REAL *x = row->x + k * padded, at = x[j];
             REAL *out = s->mean + k * padded, back = 0;
@@ -188,9 +193,9 @@ INLINE void FN(backward_row)(const TransportResample *p, int64_t b, FN(Row) *row
     const int64_t padded = row->padded;
     const REAL *potentials = (const REAL *)p->potentials + 2 * b * p->N;
     REAL *at = row->g + padded;
-    FN(Solver) s = {.v = at, .nu = at + padded, .lambda = at + 2 * padded, .residual = at + 3 * padded, .p = at + 4 * padded};
+    FN(Solver) s = {.m = at, .nu = at + padded, .lambda = at + 2 * padded, .residual = at + 3 * padded, .p = at + 4 * padded};
     s.q = s.p + padded, s.grad = s.q + padded, s.mean = s.grad + K * padded, s.moved = s.mean + K * padded;
-    s.E = s.moved + K * padded;
+    s.v = s.moved + K * padded, s.E = s.v + TRANSPORT_LANES * padded;
     memcpy(row->f, potentials, p->N * sizeof(REAL));
     memcpy(row->g, potentials + p->N, p->N * sizeof(REAL));
     FN(make_plan)(p, row, K, &s);

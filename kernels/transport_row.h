@@ -91,6 +91,11 @@ INLINE void FN(load_tile)(const FN(Row) *row, REAL unit, int64_t i0, REAL *f) {
     for (int l = 0; l < TRANSPORT_TILE; l++) f[l] = row->f[i0 + l] * unit;
 }
 
+/* The smaller number, positive top: bit patterns compare as integers, and the compiler does not merge this with other bounds. */
+INLINE REAL FN(at_most)(REAL a, REAL top) {
+    return FN(real)(FN(bits)(a) < FN(bits)(top) ? FN(bits)(a) : FN(bits)(top));
+}
+
 /* exp((f_i + g_j - C_ij) / e) for the tile of particles i from i0 on; unit = log2(e) / e. */
 INLINE void FN(entries)(const FN(Row) *row, REAL unit, const REAL *f, int64_t i0, int64_t j, int K, REAL *entry) {
     const REAL g = row->g[j] * unit, half = (REAL)0.5 * unit;
@@ -101,15 +106,24 @@ INLINE void FN(entries)(const FN(Row) *row, REAL unit, const REAL *f, int64_t i0
         for (int l = 0; l < TRANSPORT_TILE; l++) square[l] += (x[l] - xj) * (x[l] - xj);
     }
     for (int l = 0; l < TRANSPORT_TILE; l++) {
-        REAL a = (f[l] + g) - half * square[l];
-        a = a > TRANSPORT_TOP ? TRANSPORT_TOP : a;
+        REAL a = FN(at_most)((f[l] + g) - half * square[l], TRANSPORT_TOP);
         entry[l] = FN(exp2_from)(a, IS_DOUBLE ? -1022 : -126);
     }
 }
 
-INLINE REAL FN(sum_of_tile)(const REAL *x) {
-    REAL sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int l = 0; l < TRANSPORT_TILE; l++) sum += x[l];
-    return sum;
+/* sums[j][l % TRANSPORT_LANES] += entry[l]; begins with the tile at 0. */
+INLINE void FN(add_lanes)(const REAL *entry, int64_t i0, int64_t j, REAL *sums) {
+    REAL *out = sums + j * TRANSPORT_LANES;
+    for (int l = 0; l < TRANSPORT_LANES; l++) {
+        REAL sum = 0;
+        for (int t = 0; t < TRANSPORT_TILE; t += TRANSPORT_LANES) sum += entry[t + l];
+        out[l] = (i0 ? out[l] : 0) + sum;
+    }
+}
+
+/* The sums of n times TRANSPORT_LANES numbers, in their first n places: halving the whole array, neighbours become lanes. */
+INLINE void FN(sum_lanes)(int64_t n, REAL *sums) {
+    for (int64_t left = n * TRANSPORT_LANES / 2; left >= n; left /= 2)
+#pragma GCC ivdep
+        for (int64_t i = 0; i < left; i++) sums[i] = sums[2 * i] + sums[2 * i + 1];
 }

@@ -8,6 +8,7 @@
 #include "philox_von_mises.h"
 #include "resample.h"
 #include "small_network.h"
+#include "transport_resample.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,10 +176,39 @@ static void networks(void) {
     network("weigh_poses, measurement", measurement);
 }
 
+static void run_transport(void *parameters) {
+    TransportResample *p = parameters;
+    transport_resample_f32(0, p->B, p);
+}
+static void run_transport_backward(void *parameters) {
+    TransportResample *p = parameters;
+    transport_resample_backward_f32(0, p->slots, p);
+}
+
+/* 15 steps forward, whatever has converged, on B clouds of n poses. */
+static void transports(void) {
+    for (int64_t n = 50; n <= 250; n += 200) {
+        TransportResample p = {
+            .B = 4, .N = n, .G = G, .A = A, .epsilon = 0.5, .scaling = 0.9, .max_iterations = 15, .slots = 4};
+        char name[64];
+        p.particles = numbers(p.B * n * D, 4, -2, 2), p.log_weights = numbers(p.B * n, 4, -4, 0);
+        p.transported = numbers(p.B * n * D, 4, 0, 0), p.marginal_error = numbers(p.B, 4, 0, 0);
+        p.potentials = numbers(2 * p.B * n, 4, 0, 0), p.iterations = numbers(p.B, 8, 0, 0);
+        p.grad = numbers(p.B * n * D, 4, -1, 1);
+        p.grad_particles = numbers(p.B * n * D, 4, 0, 0), p.grad_log_weights = numbers(p.B * n, 4, 0, 0);
+        p.scratch = numbers(p.B * transport_scratch(&p, true), 4, 0, 0);
+        snprintf(name, sizeof name, "transport forward %lld", (long long)n);
+        measure(name, p.B * n * n * 15, run_transport, &p);
+        snprintf(name, sizeof name, "transport backward %lld", (long long)n);
+        measure(name, p.B * n * n, run_transport_backward, &p);
+    }
+}
+
 int main(void) {
     mixtures();
     resampling();
     rows();
     networks();
+    transports();
     return 0;
 }

@@ -37,6 +37,10 @@ MOST = {
     "move_poses, dynamics": ("row", 998),
     "small_network, measurement": ("row", 668),
     "weigh_poses, measurement": ("row", 692),
+    "transport forward 50": ("pair and step", 10.0),
+    "transport backward 50": ("pair", 100.0),
+    "transport forward 250": ("pair and step", 10.0),
+    "transport backward 250": ("pair", 100.0),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [
@@ -47,6 +51,8 @@ OBJECTS = [
     ("philox_normal", "f32", "philox_normal"),
     ("philox_von_mises", "f32", "philox_von_mises"),
     ("normalize_log_weights", "f32", "normalize_log_weights"),
+    ("transport_resample", "f32", "transport_resample"),
+    ("transport_resample_backward", "f32", "transport_resample"),
 ]
 LOOP = """
 #include "bessel.h"
