@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .sequences import for_sequence
 from .state_space import StateSpace
 
+_NODES, _WEIGHTS = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(64))
 _LARGEST_NOISE = 9.0
 _INTERVALS = 64 * 9
 """Of the table from normal numbers to von Mises angles; its cubics are off by less than 1e-8 radians."""
@@ -57,8 +58,7 @@ class KernelDynamics(nn.Module):
     """
 
     bandwidths: Tensor
-    angles: Tensor
-    slopes: Tensor
+    cubics: Tensor
 
     def __init__(self, network: nn.Module, bandwidths: float | Sequence[float], space: StateSpace) -> None:
         super().__init__()
@@ -67,12 +67,10 @@ class KernelDynamics(nn.Module):
             raise ValueError(f"bandwidths: expected one positive number or {space.size}, for {space.names}, got {bandwidths}")
         widths = widths.expand(space.size)
         self.network, self.noise_size, self.n_linear = network, space.size, len(space.linear)
-        tables = [von_mises_table(b**-2) for b in widths[self.n_linear :].tolist()]
+        tables = [_cubics(*von_mises_table(b**-2)) for b in widths[self.n_linear :].tolist()]
         dtype = torch.get_default_dtype()
         self.register_buffer("bandwidths", widths.to(dtype).contiguous(), persistent=False)
-        for i, name in enumerate(("angles", "slopes")):
-            rows = [table[i] for table in tables]
-            self.register_buffer(name, torch.stack(rows).to(dtype) if rows else torch.empty(0, 0), persistent=False)
+        self.register_buffer("cubics", torch.stack(tables).to(dtype) if tables else torch.empty(0), persistent=False)
 
     def mean(self, particles: Tensor, action: Tensor | None = None) -> Tensor:
         """particles (B, N, D), action (B, ...) or None -> centres of the transition's kernels (B, N, D)."""
@@ -96,7 +94,7 @@ class KernelDynamics(nn.Module):
         g = self.n_linear
         draws = [self.bandwidths[:g] * noise[..., :g]]
         for i, z in enumerate(noise[..., g:].unbind(-1)):
-            draws.append(_interpolate(z, self.angles[i], self.slopes[i]).unsqueeze(-1))
+            draws.append(_interpolate(z, self.cubics[i]).unsqueeze(-1))
         return torch.cat(draws, -1)
 
 
@@ -162,21 +160,24 @@ def _log_density(angle: Tensor, concentration: float) -> Tensor:
 
 def _log_upper_tail(angle: Tensor, concentration: float) -> Tensor:
     """log of the integral of the density from the angle to pi; it stops where the density has fallen by exp(-40)."""
-    nodes, weights = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(64))
     end = 2 * torch.asin(((0.5 * angle).sin() ** 2 + 20 / concentration).sqrt().clamp(max=1))
     half = 0.5 * (end - angle)
-    t = angle + half * (1 + nodes.unsqueeze(1))
+    t = angle + half * (1 + _NODES.unsqueeze(1))
     relative = (_log_density(t, concentration) - _log_density(angle, concentration)).exp()
-    return _log_density(angle, concentration) + (half * (weights.unsqueeze(1) * relative).sum(0)).log()
+    return _log_density(angle, concentration) + (half * (_WEIGHTS @ relative)).log()
 
 
-def _interpolate(z: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
-    """The odd function that has these values and slopes at 0 to 9, by cubics."""
-    step = _LARGEST_NOISE / _INTERVALS
-    place = z.abs().clamp(max=_LARGEST_NOISE) / step
-    i = place.floor().clamp(max=_INTERVALS - 1).long()
-    t = place - i
-    left, right = values[i], values[i + 1]
-    rise, before, after = right - left, slopes[i] * step, slopes[i + 1] * step
-    cubic = left + t * (before + t * (3 * rise - 2 * before - after + t * (before + after - 2 * rise)))
-    return torch.copysign(cubic, z)
+def _cubics(values: Tensor, slopes: Tensor) -> Tensor:
+    """Coefficients (intervals, 4), from the constant on, of the cubics that have these values and slopes at their ends."""
+    rise, slope = values.diff(), slopes * (_LARGEST_NOISE / _INTERVALS)
+    before, after = slope[:-1], slope[1:]
+    return torch.stack([values[:-1], before, 3 * rise - 2 * before - after, before + after - 2 * rise], -1)
+
+
+def _interpolate(z: Tensor, cubics: Tensor) -> Tensor:
+    """The odd function that these cubics are from 0 to 9."""
+    place = (z.abs() * (_INTERVALS / _LARGEST_NOISE)).clamp(max=_INTERVALS - 0.001)
+    interval = place.long()
+    t = place - interval
+    a, b, c, d = cubics[interval].unbind(-1)
+    return torch.copysign(a + t * (b + t * (c + t * d)), z)
