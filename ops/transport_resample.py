@@ -16,7 +16,7 @@ class Transported(NamedTuple):
     particles: Tensor
     """(..., N, D), of equal weight; angles in [-pi, pi)."""
     marginal_error: Tensor
-    """(...), the sum over particles of |weight that the plan took from it - its weight|, 0 to 2. No gradient."""
+    """(...), the sum over particles of |weight that the plan took from it - its weight|, 0 to 2; no gradient."""
     iterations: Tensor
     """(...) int64: steps, 1 to max_iterations; max_iterations: the threshold may not have been reached. 0: the row is NaN."""
 
@@ -51,16 +51,16 @@ def transport_resample(
 
     Returns:
         particles (..., N, D), marginal_error (...), iterations (...). The rows of T sum to 1 exactly; the mean of the new
-        particles is the weighted mean of the old ones up to marginal_error times their spread. NaN or infinite particles, NaN or
-        +inf weights make their own row NaN. Rows converge on their own: a row's bits do not depend on the others.
+        particles is the weighted mean of the old ones up to marginal_error times their spread. NaN or infinite particles,
+        NaN or +inf weights make their own row NaN. A row converges on its own: its bits do not depend on other rows.
 
     Raises:
         TypeError: not real tensors, not numbers. ValueError: shapes, devices, options.
 
-    Gradients to particles and log_weights: those of the converged plan, by implicit differentiation at the potentials found; so
-    they are exact as threshold goes to 0, whatever the number of steps. (The code of the source stops gradients through the
-    scale and clips those of T; T's columns are exact there, here its rows are.)
-    Cost: O(N^2) a step and row, about 15 steps with the default options; backward about as much as forward. Memory O(N) a row,
+    Gradients to particles and log_weights are those of the converged plan, by implicit differentiation at the potentials found:
+    exact as threshold goes to 0. (The code of the source takes the scale for a constant and clips the gradients of T; T's columns
+    are exact there, here its rows are.)
+    Cost: O(N^2) a step and row, 15 to 25 steps with the default options; backward half as much as forward. Memory O(N) a row,
     backward on the CPU the N x N plan of the rows at work.
     Source: Corenflos, Thornton, Deligiannidis & Doucet 2021, algorithm 3; the baseline OT-PF of the paper.
     """
