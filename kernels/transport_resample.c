@@ -46,8 +46,10 @@ static double FN(log_sum)(const FN(Row) *row, double unit, int64_t item, bool by
 }
 
 static void FN(log_sums)(const FN(Row) *row, REAL unit, REAL *S, REAL *R) {
-    for (int64_t n = 0; n < row->N; n++)
-        S[n] = (REAL)FN(log_sum)(row, unit, n, true), R[n] = (REAL)FN(log_sum)(row, unit, n, false);
+    for (int64_t n = 0; n < row->N; n++) {
+        S[n] = (REAL)FN(log_sum)(row, unit, n, true);
+        R[n] = (REAL)FN(log_sum)(row, unit, n, false);
+    }
 }
 
 /* The natural logarithms of S and R in their place; returns the largest size of one. */

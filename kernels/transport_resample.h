@@ -8,33 +8,34 @@
  *   iterations      (B)        int64: updates of the potentials, 1 to max_iterations
  *   potentials      (B, 2, N)  f and g, for backward
  *
- * Definition, row by row. With w the normalised weights and z the K = G + 2 A coordinates of a particle, where an angle counts as
- * its cosine and sine, so that headings are 2 - 2 cos apart:
+ * Definition, row by row. w are the normalised weights, z the K = G + 2 A coordinates of a particle, where an angle counts as
+ * its cosine and its sine, so that headings are 2 - 2 cos apart, squared.
  *   scale   s = sqrt(K) max_k std_k(z), the deviation of the unweighted cloud; 1 where all particles are equal
  *   cost    C_ij = |x_i - x_j|^2 / 2 with x = (z - mean) / s
- *   steps   S_i = sum_j w_j exp((f_i + g_j - C_ij) / e), R_j = 1/N sum_i exp((f_i + g_j - C_ij) / e), then at once
- *           f_i -= e/2 log S_i, g_j -= e/2 log R_j; from f = g = 0, the first step whole instead of halved;
- *           e falls from max(epsilon, (max x - min x)^2), of all particles and coordinates, by scaling^2 a step to epsilon
- *   end     at e = epsilon once no potential would move by more than threshold, or after max_iterations; then f -= e log S, so
- *           that the rows of T_ij = w_j exp((f_i + g_j - C_ij) / epsilon) sum to 1
- *   result  z'_i = sum_j T_ij z_j, and for an angle the direction of its cosine and sine
+ *   step    S_i = sum_j w_j exp((f_i + g_j - C_ij) / e), R_j = 1/N sum_i exp((f_i + g_j - C_ij) / e); then at once
+ *           f_i -= e/2 log S_i, g_j -= e/2 log R_j. From f = g = 0; the first step is whole, not halved.
+ *           e is max(epsilon, (max x - min x)^2), over all coordinates together, then scaling^2 smaller a step, to epsilon
+ *   end     e = epsilon and no potential would move by more than threshold; or max_iterations. Then f_i -= epsilon log S_i,
+ *           so that the rows of T_ij = w_j exp((f_i + g_j - C_ij) / epsilon) sum to 1
+ *   result  z'_i = sum_j T_ij z_j; for an angle the direction of its cosine and sine
  *
- * The paper's released code differs: it makes the columns exact instead of the rows (so that a particle's weights sum to 1 up to
- * the threshold only, and results depend on the origin), stops the whole batch with its first row, treats s as a constant and
- * clips gradients. Here a row's bits do not depend on the others.
+ * The code that the paper released differs: it makes the columns of T exact, not the rows (so the weights of a new particle sum
+ * to 1 up to the threshold only, and results depend on the origin), stops a batch with its first row that has converged, takes
+ * s for a constant and clips gradients. Here a row's bits do not depend on other rows.
  *
- * Gradient: of the converged map, s included, at the potentials found: no step is differentiated. With U_ij = grad_i z_j:
- *   lambda_i + sum_j T_ij nu_j = sum_j T_ij U_ij,  nu_j + sum_i Q_ij lambda_i = sum_i Q_ij U_ij,  Q = T with columns summing to 1
+ * Gradient: of the converged map, s included, at the potentials found; no step is differentiated. With U_ij = grad_i z_j and
+ * Q, which is T with columns that sum to 1, lambda and nu solve
+ *   lambda_i + sum_j T_ij nu_j = sum_j T_ij U_ij,  nu_j + sum_i Q_ij lambda_i = sum_i Q_ij U_ij,  and then
  *   d loss = sum_ij T_ij ((U_ij - lambda_i) dlog w_j - (U_ij - lambda_i - nu_j) dC_ij / epsilon + grad_i dz_j)
- * The system is solved by conjugate gradients, at most N + TRANSPORT_MORE_STEPS steps; of its solutions, which differ by a constant
- * that a converged plan's gradient does not depend on, the one whose lambda has the mean of sum_j T_ij U_ij. An angle whose mean
- * cosine and sine vanish up to rounding has no direction: its gradient is 0.
+ * by conjugate gradients, at most N + TRANSPORT_MORE_STEPS of them. Solutions differ by a constant, of which the gradient of a
+ * converged plan is free: the one is taken whose lambda has the mean of sum_j T_ij U_ij. An angle whose mean cosine and sine
+ * vanish up to rounding has no direction: its gradient is 0.
  *
  * All weights -inf: a collapse, w = 1/N, no gradient to log_weights. NaN or infinite particles, NaN or +inf weights make their
  * own row NaN, iterations 0. Items are rows (backward: slots of rows).
- * Cost: an exp2 and 2 K + 6 operations a pair and step (the paper's setting, epsilon 0.5 and scaling 0.9, needs about 15 steps),
- * backward one such pass and two multiply-adds a pair and conjugate gradient. Memory O(N) a row; backward on the CPU keeps the
- * N x N plan of each row that is worked on, at most TRANSPORT_BUDGET numbers or one row in all; CUDA computes it anew.
+ * Cost: an exp2 and 2 K + 6 operations a pair and step (the paper's setting, epsilon 0.5 and scaling 0.9, takes 15 to 25);
+ * backward as much as one step, and a few multiply-adds a pair for each conjugate gradient. Memory O(N) a row; backward on the
+ * CPU keeps the N x N plans of rows at work, TRANSPORT_BUDGET numbers at most or one row; CUDA computes them anew.
  */
 #ifndef MDPS_TRANSPORT_RESAMPLE_H
 #define MDPS_TRANSPORT_RESAMPLE_H
@@ -72,7 +73,7 @@ INLINE int64_t transport_slots(int64_t B, int64_t N) {
     int64_t slots = TRANSPORT_BUDGET / (N * transport_padded(N) + 1);
     return slots < 1 ? 1 : slots < B ? slots : B;
 }
-/* Numbers of a row: two of each coordinate, four of each particle and the parts of a sum; backward four, twelve and the plan. */
+/* Numbers a row needs for each particle: coordinates and their sums, potentials, ...; backward its row of the plan as well. */
 INLINE int64_t transport_scratch(const TransportResample *p, bool backward) {
     const int64_t padded = transport_padded(p->N), K = transport_K(p);
     return padded * (backward ? 4 * K + 12 + TRANSPORT_LANES + p->N : 2 * K + 4 + TRANSPORT_LANES);

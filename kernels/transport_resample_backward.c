@@ -1,8 +1,8 @@
 /* Gradient of transport_resample by implicit differentiation. Contract, formulas: transport_resample.h.
  *
- * The plan's entries E_ij = exp((f_i + g_j - C_ij) / epsilon) are computed once and kept: T_ij = w_j E_ij, Q_ij = v_j E_ij. What
- * conjugate gradients solve is (I - T Q') (lambda - m) = T (Q' m - n) with m_i = sum_j T_ij U_ij, n_j = sum_i Q_ij U_ij: symmetric,
- * since T Q' = E diag(w v) E', and singular along 1, where nothing depends on the solution.
+ * The plan's entries E_ij = exp((f_i + g_j - C_ij) / epsilon) are computed once and kept: T_ij = w_j E_ij, Q_ij = v_j E_ij.
+ * What conjugate gradients solve is (I - T Q') (lambda - m) = T (Q' m - n) with m_i = sum_j T_ij U_ij, n_j = sum_i Q_ij U_ij:
+ * symmetric, since T Q' = E diag(w v) E', and singular along 1, where nothing depends on the solution.
  */
 #ifndef REAL
 #include "transport_resample.h"
@@ -52,7 +52,8 @@ INLINE void FN(make_plan)(const TransportResample *p, const FN(Row) *row, int K,
     memset(s->mean, 0, K * padded * sizeof(REAL));
     for (int64_t j = 0; j < row->N; j++) {
         s->v[j] = s->v[j] > 0 ? 1 / s->v[j] : 0;
-        for (int k = 0; k < K; k++) FN(add)(padded, row->w[j] * row->x[k * padded + j], s->E + j * padded, s->mean + k * padded);
+        for (int k = 0; k < K; k++)
+            FN(add)(padded, row->w[j] * row->x[k * padded + j], s->E + j * padded, s->mean + k * padded);
     }
 }
 
@@ -181,8 +182,8 @@ INLINE void FN(store)(const TransportResample *p, int64_t b, const FN(Row) *row,
         for (int g = 0; g < p->G; g++) out[n * D + g] = s->moved[g * padded + n] / (REAL)row->scale;
         for (int c = p->G; c < D; c++) {
             REAL angle = particles[n * D + c];
-            out[n * D + c] = (cos(angle) * s->moved[(c + p->A) * padded + n] - sin(angle) * s->moved[c * padded + n]) /
-                             (REAL)row->scale;
+            out[n * D + c] =
+                (cos(angle) * s->moved[(c + p->A) * padded + n] - sin(angle) * s->moved[c * padded + n]) / (REAL)row->scale;
         }
         sum += grad_w[n];
     }

@@ -91,10 +91,9 @@ INLINE void FN(load_tile)(const FN(Row) *row, REAL unit, int64_t i0, REAL *f) {
     for (int l = 0; l < TRANSPORT_TILE; l++) f[l] = row->f[i0 + l] * unit;
 }
 
-/* The smaller number, positive top: bit patterns compare as integers, and the compiler does not merge this with other bounds. */
-INLINE REAL FN(at_most)(REAL a, REAL top) {
-    return FN(real)(FN(bits)(a) < FN(bits)(top) ? FN(bits)(a) : FN(bits)(top));
-}
+/* The smaller number, positive top: bit patterns compare as integers, and the compiler does not merge this with other bounds.
+ */
+INLINE REAL FN(at_most)(REAL a, REAL top) { return FN(real)(FN(bits)(a) < FN(bits)(top) ? FN(bits)(a) : FN(bits)(top)); }
 
 /* exp((f_i + g_j - C_ij) / e) for the tile of particles i from i0 on; unit = log2(e) / e. */
 INLINE void FN(entries)(const FN(Row) *row, REAL unit, const REAL *f, int64_t i0, int64_t j, int K, REAL *entry) {

@@ -16,7 +16,7 @@ class Transported(NamedTuple):
     particles: Tensor
     """(..., N, D), of equal weight; angles in [-pi, pi)."""
     marginal_error: Tensor
-    """(...), the sum over particles of |weight that the plan took from it - its weight|, 0 to 2. No gradient."""
+    """(...), the sum over particles of |weight that the plan took from it - its weight|, 0 to 2; no gradient."""
     iterations: Tensor
     """(...) int64: steps, 1 to max_iterations; max_iterations: the threshold may not have been reached. 0: the row is NaN."""
 
@@ -51,16 +51,16 @@ def transport_resample(
 
     Returns:
         particles (..., N, D), marginal_error (...), iterations (...). The rows of T sum to 1 exactly; the mean of the new
-        particles is the weighted mean of the old ones up to marginal_error times their spread. NaN or infinite particles, NaN or
-        +inf weights make their own row NaN. Rows converge on their own: a row's bits do not depend on the others.
+        particles is the weighted mean of the old ones up to marginal_error times their spread. NaN or infinite particles,
+        NaN or +inf weights make their own row NaN. A row converges on its own: its bits do not depend on other rows.
 
     Raises:
         TypeError: not real tensors, not numbers. ValueError: shapes, devices, options.
 
-    Gradients to particles and log_weights: those of the converged plan, by implicit differentiation at the potentials found; so
-    they are exact as threshold goes to 0, whatever the number of steps. (The code of the source stops gradients through the
-    scale and clips those of T; T's columns are exact there, here its rows are.)
-    Cost: O(N^2) a step and row, about 15 steps with the default options; backward about as much as forward. Memory O(N) a row,
+    Gradients to particles and log_weights are those of the converged plan, by implicit differentiation at the potentials found:
+    exact as threshold goes to 0. (The source's code takes the scale for a constant and clips the gradients of T, whose columns
+    are exact there; here its rows are.)
+    Cost: O(N^2) a step and row, 15 to 25 steps with the default options; backward half as much as forward. Memory O(N) a row,
     backward on the CPU the N x N plan of the rows at work.
     Source: Corenflos, Thornton, Deligiannidis & Doucet 2021, algorithm 3; the baseline OT-PF of the paper.
     """
@@ -83,26 +83,20 @@ def _check_options(epsilon: float, scaling: float, threshold: float, max_iterati
     for name, value in (("epsilon", epsilon), ("scaling", scaling), ("threshold", threshold)):
         if not isinstance(value, (int, float)):
             raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    if not isinstance(max_iterations, int):
+        raise TypeError(f"max_iterations: expected an int, got {type(max_iterations).__name__}")
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon: expected a positive finite number, got {epsilon}")
     if not 0 <= scaling < 1:
         raise ValueError(f"scaling: expected a number in [0, 1), got {scaling}")
     if not 0 <= threshold < math.inf:
         raise ValueError(f"threshold: expected a finite number >= 0, got {threshold}")
-    if not isinstance(max_iterations, int):
-        raise TypeError(f"max_iterations: expected an int, got {type(max_iterations).__name__}")
     if not 1 <= max_iterations < 2**31:
         raise ValueError(f"max_iterations: expected 1 to 2^31 - 1, got {max_iterations}")
 
 
 def transport_resample_reference(
-    particles: Tensor,
-    log_weights: Tensor,
-    epsilon: float,
-    scaling: float,
-    threshold: float,
-    max_iterations: int,
-    n_angular: int,
+    particles: Tensor, log_weights: Tensor, epsilon: float, scaling: float, threshold: float, most: int, n_angular: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in plain PyTorch, O(N^2) memory; the gradient by one Newton step, whose system is solved densely, O(N^3)."""
     linear, angles = particles.split([particles.size(-1) - n_angular, n_angular], -1)
@@ -115,7 +109,7 @@ def transport_resample_reference(
     cost = (x.unsqueeze(-2) - x.unsqueeze(-3)).square().sum(-1) / 2
     with torch.no_grad():
         spread = x.amax((-2, -1)) - x.amin((-2, -1))
-        f, g, steps = _potentials(cost, log_w, spread.square(), epsilon, scaling, threshold, max_iterations)
+        f, g, steps = _potentials(cost, log_w, spread.square(), epsilon, scaling, threshold, most)
     if torch.is_grad_enabled() and cost.requires_grad | log_w.requires_grad:
         g = g + _newton_step(f, g, cost, log_w, epsilon)
     plan = (log_w.unsqueeze(-2) + (g.unsqueeze(-2) - cost) / epsilon).softmax(-1)
@@ -197,12 +191,8 @@ map_batch("transport_resample_backward")
 @torch.library.register_fake("mdps::transport_resample")
 def _(particles, log_weights, epsilon, scaling, threshold, max_iterations, n_angular):
     rows, n, _ = particles.shape
-    return (
-        particles.new_empty(particles.shape),
-        particles.new_empty((rows,)),
-        particles.new_empty((rows,), dtype=torch.int64),
-        particles.new_empty((rows, 2, n)),
-    )
+    steps = particles.new_empty((rows,), dtype=torch.int64)
+    return particles.new_empty(particles.shape), particles.new_empty((rows,)), steps, particles.new_empty((rows, 2, n))
 
 
 @torch.library.register_fake("mdps::transport_resample_backward")

@@ -197,7 +197,7 @@ def plan_of(particles, log_weights, n_angular=0, **options):
 
 
 def test_linear_programme():
-    """With little regularisation: the cost, and the particles that the plan of least cost sends where. Exact as epsilon -> 0."""
+    """With little regularisation: the cost, and where the plan of least cost sends the particles."""
     particles, log_weights = poses(4, 7)
     options = {"epsilon": 2e-4, "threshold": 1e-10, "max_iterations": 200_000}
     got = ops.transport_resample(particles, log_weights, n_angular=1, **options)
