@@ -3,6 +3,7 @@
     python training/bearings_only.py demo                        # a smoother in five minutes
     python training/bearings_only.py train --method mdps         # the paper's setting
     python training/bearings_only.py evaluate RUN                # a finished run again, on other sequences or particles
+    python training/bearings_only.py reproduce                   # the paper's Figure 2: all methods, 11 runs each
 
 A run folder holds configuration.yaml, versions.json, history.jsonl, metrics.json, figures, checkpoints and a TensorBoard log.
 The same command on a folder that holds an unfinished run goes on with it.
@@ -21,6 +22,7 @@ from typing import Any
 import bearings_only_figures as figures
 import configuration
 import lightning as L
+import reproduce
 import staged
 import torch
 from configuration import ConfigurationError, option
@@ -251,6 +253,7 @@ def _parser():
     evaluation.add_argument("--n-evaluation", type=int, metavar="INT", help="sequences [as the run]")
     evaluation.add_argument("--n-particles", type=int, metavar="INT", help="particles of a filter [as the run]")
     evaluation.add_argument("--seed", type=int, default=1, metavar="INT", help="seed of sequences and particles [1]")
+    reproduce.add_parser(commands, Configuration, PRESETS)
     return parser
 
 
@@ -261,6 +264,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if command == "evaluate":
             run_evaluation(given["run"], given["n_evaluation"], given["n_particles"], given["seed"])
+        elif command == "reproduce":
+            return reproduce.main(given, sys.modules[__name__])
         elif command == "demo":
             if (given["output"] / "configuration.yaml").exists():
                 shutil.rmtree(given["output"])

@@ -6,6 +6,7 @@ and the copy in the run folder all follow from that.
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +24,9 @@ def option(default: Any, help: str, choices: tuple[str, ...] | None = None, mini
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
 
 
-def add_flags(parser: argparse.ArgumentParser, configuration: type) -> None:
-    """Add a flag for every field; a flag that is not given leaves the field as it is."""
-    for f in dataclasses.fields(configuration):
+def add_flags(parser: argparse.ArgumentParser, configuration: type, without: tuple[str, ...] = ()) -> None:
+    """Add a flag for every field but some; a flag that is not given leaves the field as it is."""
+    for f in (f for f in dataclasses.fields(configuration) if f.name not in without):
         parser.add_argument(
             "--" + f.name.replace("_", "-"),
             type=_flag_type(f),
@@ -70,7 +71,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def write_yaml(path: str | Path, configuration: Any) -> None:
     """Write every field, so that the file alone repeats the run."""
-    Path(path).write_text(yaml.safe_dump(dataclasses.asdict(configuration), sort_keys=False))
+    write_whole(path, yaml.safe_dump(dataclasses.asdict(configuration), sort_keys=False))
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file so that there is never half of it, whenever the program is killed."""
+    unfinished = Path(f"{path}.unfinished")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
 
 
 def _flag_type(field):

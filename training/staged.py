@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from lightning.pytorch.loggers import TensorBoardLogger
 
 import torch
+from configuration import write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -364,7 +365,7 @@ def _train_stage(
             raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
-        (place / "finished.json").write_text(json.dumps(numbers, indent=2))
+        write_whole(place / "finished.json", json.dumps(numbers, indent=2))
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,322 @@
+"""The paper's Figure 2 by one command: every method trained several times, with a table and a figure.
+
+    python training/bearings_only.py reproduce                                       # all methods, 11 runs; into runs/figure_2
+    python training/bearings_only.py reproduce --methods mdpf mdps --runs 3 --jobs 2
+    python training/bearings_only.py reproduce --draw runs/figure_2/results          # table and figure of what is there so far
+
+A run is a run folder of `train`, in a process of its own, and so goes on where it stopped. When it ends, one JSON holds all
+that is to be known of it: with that the run is finished, and tables and figures need nothing else. Run 0 of all methods comes
+first, then run 1, so that an early look shows every method.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import configuration
+import reproduce_figures as figures
+import staged
+import sweep
+import torch
+from configuration import ConfigurationError
+
+PROGRAM = Path(__file__).with_name("bearings_only.py")
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of one method."""
+
+    method: str
+    number: int
+    configuration: Any
+    output: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} run {self.number}"
+
+    @property
+    def folder(self) -> Path:
+        return self.output / self.method / f"run_{self.number:02d}"
+
+    @property
+    def record(self) -> Path:
+        return self.output / "results" / f"{self.method}_run_{self.number:02d}.json"
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags that make `train` repeat it."""
+        c = self.configuration
+        changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != f.default or f.name in ("method", "seed")]
+        return [text for name in changed for text in ("--" + name.replace("_", "-"), str(getattr(c, name)))]
+
+    def job(self) -> sweep.Job:
+        """What trains and evaluates it, or goes on with that."""
+        command = (sys.executable, str(PROGRAM), "train", *self.flags, "--output", str(self.folder))
+        return sweep.Job(self.name, command, self.folder, self.configuration.threads)
+
+
+def method_names(configuration_class: type) -> tuple[str, ...]:
+    """All methods, in the order of the figure."""
+    return next(f.metadata["choices"] for f in dataclasses.fields(configuration_class) if f.name == "method")
+
+
+def add_parser(commands: Any, configuration_class: type, presets: Iterable[str]) -> None:
+    """Add the sub-command to an argparse's sub-parsers."""
+    parser = commands.add_parser("reproduce", help="the paper's Figure 2: train all methods, 11 runs each; draw and print")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(method_names(configuration_class))} [all]")
+    parser.add_argument(
+        "--runs", type=_positive, default=11, metavar="INT", help="runs of every method; run K has the seed plus K [11]"
+    )
+    parser.add_argument("--jobs", type=_positive, metavar="INT", help="runs at a time [cores / threads]")
+    parser.add_argument("--engine", choices=("processes", "ray"), default="processes", help="what runs them [processes]")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of run folders, results, figure [runs/figure_2]")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw and print the results in a folder; train nothing")
+    parser.add_argument("--preset", choices=tuple(presets), default="paper", help="where the defaults come from [paper]")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
+    configuration.add_flags(parser, configuration_class, without=("method",))
+
+
+def main(given: dict[str, Any], program: ModuleType) -> int:
+    """Train what is not finished, then draw; returns the exit status. `program` is the module bearings_only.py."""
+    methods, n_runs, jobs = given.pop("methods"), given.pop("runs"), given.pop("jobs")
+    engine, output, draw_alone = given.pop("engine"), given.pop("output"), given.pop("draw")
+    file, preset = given.pop("config"), program.PRESETS[given.pop("preset")]
+    limits = {belief: limit[0] for belief, limit in program.BAYES_LIMIT.items()}
+    known = method_names(program.Configuration)
+    if draw_alone:
+        _draw(draw_alone, output or draw_alone, limits, known)
+        return 0
+    if unknown := [m for m in methods or () if m not in known]:
+        raise ConfigurationError(f"methods: expected some of {list(known)}, got {unknown[0]!r}")
+    base = configuration.make(program.Configuration, preset, configuration.read_yaml(file) if file else {}, given)
+    output, methods = output or Path("runs/figure_2"), [m for m in known if m in (methods or known)]
+    runs = [Run(m, k, dataclasses.replace(base, method=m, seed=base.seed + k), output) for k in range(n_runs) for m in methods]
+    for run in runs:
+        _check_what_is_there(run, program.Configuration)
+    jobs = jobs or max(1, len(os.sched_getaffinity(0)) // base.threads)
+    failed = train(runs, jobs, engine, program)
+    if any((output / "results").glob("*.json")):
+        _draw(output / "results", output, limits, known)
+    if failed:
+        print(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def train(runs: Sequence[Run], jobs: int, engine: str, program: ModuleType) -> list[Run]:
+    """Bring all runs to their end, some at a time; returns those that failed."""
+    waiting = deque(run for run in runs if not run.record.exists())
+    running: dict[str, Run] = {}
+    failed = []
+    print(
+        f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; {jobs} at a time; {runs[0].output}", flush=True
+    )
+    if not waiting:
+        return []
+    progress, at_work = Progress(runs, jobs, program), _engine(engine, jobs)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.popleft()
+                running[run.name] = run
+                at_work.start(run.job())
+            ends = at_work.ended()
+            progress.epochs(running.values())
+            for job, end in ends:
+                run = running.pop(job.name)
+                if end.status == 0:
+                    write_record(run, end, program)
+                    progress.finished(run)
+                else:
+                    failed.append(run)
+                    progress.failed(run, end)
+            time.sleep(0 if ends else SECONDS_BETWEEN_LOOKS)
+    finally:
+        at_work.stop()
+        progress.close()
+    return failed
+
+
+def write_record(run: Run, end: sweep.End, program: ModuleType) -> None:
+    """The JSON of a finished run, all of it or none."""
+    c, folder = run.configuration, run.folder
+    metrics = json.loads((folder / "metrics.json").read_text())
+    record = {
+        "method": run.method,
+        "run": run.number,
+        "seed": c.seed,
+        "command": shlex.join(["python", "training/bearings_only.py", "train", *run.flags]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": json.loads((folder / "versions.json").read_text()),
+        "configuration": dataclasses.asdict(c),
+        "n_parameters": sum(p.numel() for p in program.build(c).parameters()),
+        "results": metrics["results"],
+        "stages": [{**s, "hours": s["seconds"] / 3600} for s in metrics["stages"]],
+        "peak_memory_mb": round(end.peak_memory_mb),
+    }
+    record["epochs"] = sum(stage["epochs"] for stage in record["stages"])
+    record["hours"] = sum(stage["hours"] for stage in record["stages"])
+    run.record.parent.mkdir(parents=True, exist_ok=True)
+    configuration.write_whole(run.record, json.dumps(record, indent=2) + "\n")
+
+
+def machine() -> str:
+    """The processor, how many of it, and the GPU where there is one."""
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}{gpu}"
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """All runs that a folder has JSONs of.
+
+    Raises:
+        ConfigurationError: there are none, or one is not the JSON of a run.
+    """
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text())
+            missing = {"method", "run", "results", "configuration", "hours"} - set(record)
+        except (ValueError, TypeError):
+            missing = {"JSON"}
+        if missing:
+            raise ConfigurationError(f"draw: expected JSONs of runs in {folder}, got {path.name}, which has no {min(missing)}")
+        records.append(record)
+    if not records:
+        raise ConfigurationError(f"draw: expected a folder with JSONs of runs, got {folder}, which has none")
+    return records
+
+
+class Progress:
+    """What a sweep says: a line an epoch, rewritten in place on a terminal, and a line for every run that ended."""
+
+    def __init__(self, runs: Sequence[Run], jobs: int, program: ModuleType) -> None:
+        self.jobs, self.in_place, self.left = jobs, sys.stdout.isatty(), 0
+        self.unfinished = {run.name: run for run in runs if not run.record.exists()}
+        self.n_runs, self.n_failed = len(runs), 0
+        self.stages = {run.method: program.stages(run.configuration) for run in runs}
+        self.at_most = {
+            run.method: sum(stage.max_epochs or run.configuration.max_epochs for stage in self.stages[run.method])
+            for run in runs
+        }
+        self.seconds = {
+            run.name: {(r["stage"], r["epoch"]): r["seconds"] for r in staged.read_history(run.folder)} for run in runs
+        }
+        self.read = {run.name: _size(run.folder / "history.jsonl") for run in runs}
+        self.methods = {run.name: run.method for run in runs}
+
+    def epochs(self, running: Iterable[Run]) -> None:
+        """Say what running runs have done since the last call."""
+        for run in running:
+            path = run.folder / "history.jsonl"
+            if _size(path) == self.read[run.name]:
+                continue
+            with path.open() as file:
+                file.seek(self.read[run.name])
+                whole = file.read().rpartition("\n")[0]
+            self.read[run.name] += len(whole) + 1 if whole else 0
+            for row in map(json.loads, whole.splitlines()):
+                self.seconds[run.name][row["stage"], row["epoch"]] = row["seconds"]
+                stage = f"stage {row['stage']}/{len(self.stages[run.method])}"
+                numbers = f"loss {row['training_loss']:7.3f}  validation {row[staged.VALIDATION]:7.3f}"
+                self._say(f"{run.name}  {stage}  epoch {row['epoch'] + 1}  {numbers}  {self._remaining()}", last=False)
+
+    def finished(self, run: Run) -> None:
+        """Say that a run is finished."""
+        record = json.loads(run.record.read_text())
+        del self.unfinished[run.name]
+        results = record["results"][figures.belief_of(record)]
+        numbers = f"NLL {results['nll']:.3f} after {record['epochs']} epochs, {staged.duration(3600 * record['hours'])}"
+        self._say(f"{run.name}  finished: {numbers}  {self._remaining()}", last=True)
+
+    def failed(self, run: Run, end: sweep.End) -> None:
+        """Say that a run failed, and where to read why."""
+        del self.unfinished[run.name]
+        self.n_failed += 1
+        log = run.folder / "log.txt"
+        reason = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1][:200]
+        how = f"exit status {end.status}" if end.status >= 0 else f"killed by signal {-end.status}"
+        self._say(f"{run.name}  FAILED, {how}: {reason} (log: {log})", last=True)
+
+    def close(self) -> None:
+        """Leave a line that is rewritten in place."""
+        if self.in_place:
+            print(flush=True)
+
+    def _remaining(self):
+        """Where no run of a method is finished, it is taken to need all epochs that it may."""
+        every = [s for seconds in self.seconds.values() for s in seconds.values()]
+        left, word = 0.0, "about"
+        for name, run in self.unfinished.items():
+            alike = [self.seconds[n] for n, m in self.methods.items() if m == run.method]
+            done = [len(s) for n, s in self.seconds.items() if self.methods[n] == run.method and n not in self.unfinished and s]
+            known = [s for seconds in alike for s in seconds.values()] or every
+            word = word if done else "at most"
+            expected = sum(done) / len(done) if done else self.at_most[run.method]
+            left += max(0.0, expected - len(self.seconds[name])) * sum(known) / max(1, len(known))
+        n_ended = self.n_runs - len(self.unfinished) - self.n_failed
+        return f"[{n_ended} of {self.n_runs} runs; {word} {staged.duration(left / self.jobs)} left]"
+
+    def _say(self, line, last):
+        if self.in_place:
+            print(f"\r{line[: shutil.get_terminal_size().columns - 1] if not last else line}\033[K", end="\n" if last else "")
+            sys.stdout.flush()
+        else:
+            print(line, flush=True)
+
+
+def _check_what_is_there(run, configuration_class):
+    stored = run.folder / "configuration.yaml"
+    before = [json.loads(run.record.read_text())["configuration"]] if run.record.exists() else []
+    before += [configuration.read_yaml(stored)] if stored.exists() else []
+    for values in before:
+        c = configuration.make(configuration_class, values)
+        changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(run.configuration, f.name)]
+        if changed:
+            raise ConfigurationError(
+                f"output: {run.output} holds {run.name} with another {', '.join(changed)}; "
+                "expected the same configuration, or another --output"
+            )
+
+
+def _engine(name, jobs):
+    if name == "processes":
+        return sweep.Processes()
+    try:
+        return sweep.Ray(jobs)
+    except ImportError:
+        raise ConfigurationError("engine: ray is not installed; pip install ray, or --engine processes") from None
+
+
+def _draw(results, folder, limits, order):
+    text = figures.draw(read_records(results), folder, limits, order)
+    print("\n" + text)
+    print(f"Table: {folder / 'table.md'}; figure: {folder / 'figure_2.png'}, {folder / 'figure_2.pdf'}; JSONs: {results}")
+
+
+def _size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
