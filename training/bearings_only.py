@@ -210,6 +210,7 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
     }
     if seconds is not None:
         record["seconds_of_this_call"] = seconds
+        record["peak_memory_mb"] = staged.peak_memory_mb()
         record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
     (folder / name).write_text(json.dumps(record, indent=2))
     print("\n" + table(results) + "\n")

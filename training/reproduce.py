@@ -137,14 +137,14 @@ def train(runs: Sequence[Run], jobs: int, engine: str, program: ModuleType) -> l
                 at_work.start(run.job())
             ends = at_work.ended()
             progress.epochs(running.values())
-            for job, end in ends:
+            for job, status in ends:
                 run = running.pop(job.name)
-                if end.status == 0:
-                    write_record(run, end, program)
+                if status == 0:
+                    write_record(run, program)
                     progress.finished(run)
                 else:
                     failed.append(run)
-                    progress.failed(run, end)
+                    progress.failed(run, status)
             time.sleep(0 if ends else SECONDS_BETWEEN_LOOKS)
     finally:
         at_work.stop()
@@ -152,7 +152,7 @@ def train(runs: Sequence[Run], jobs: int, engine: str, program: ModuleType) -> l
     return failed
 
 
-def write_record(run: Run, end: sweep.End, program: ModuleType) -> None:
+def write_record(run: Run, program: ModuleType) -> None:
     """The JSON of a finished run, all of it or none."""
     c, folder = run.configuration, run.folder
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -168,7 +168,7 @@ def write_record(run: Run, end: sweep.End, program: ModuleType) -> None:
         "n_parameters": sum(p.numel() for p in program.build(c).parameters()),
         "results": metrics["results"],
         "stages": [{**s, "hours": s["seconds"] / 3600} for s in metrics["stages"]],
-        "peak_memory_mb": round(end.peak_memory_mb),
+        "peak_memory_mb": metrics["peak_memory_mb"],
     }
     record["epochs"] = sum(stage["epochs"] for stage in record["stages"])
     record["hours"] = sum(stage["hours"] for stage in record["stages"])
@@ -246,13 +246,13 @@ class Progress:
         numbers = f"NLL {results['nll']:.3f} after {record['epochs']} epochs, {staged.duration(3600 * record['hours'])}"
         self._say(f"{run.name}  finished: {numbers}  {self._remaining()}", last=True)
 
-    def failed(self, run: Run, end: sweep.End) -> None:
+    def failed(self, run: Run, status: int) -> None:
         """Say that a run failed, and where to read why."""
         del self.unfinished[run.name]
         self.n_failed += 1
         log = run.folder / "log.txt"
         reason = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1][:200]
-        how = f"exit status {end.status}" if end.status >= 0 else f"killed by signal {-end.status}"
+        how = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
         self._say(f"{run.name}  FAILED, {how}: {reason} (log: {log})", last=True)
 
     def close(self) -> None:

@@ -161,8 +161,11 @@ def box_plot(records: Sequence[Record], limits: dict[str, float], order: Sequenc
 
 
 def nll_axis(nll: np.ndarray) -> tuple[float, float]:
-    """Where the axis begins and ends: around all runs, but for those far above the others."""
-    quartiles = np.quantile(nll[np.isfinite(nll)], [0.25, 0.75])
+    """Where the axis begins and ends: around all runs, but for those far above the others, or not finite."""
+    nll = nll[np.isfinite(nll)]
+    if not nll.size:
+        return 0.0, 1.0
+    quartiles = np.quantile(nll, [0.25, 0.75])
     high = nll[nll <= quartiles[1] + 3 * max(0.5, quartiles[1] - quartiles[0])].max()
     margin = 0.06 * max(0.5, high - nll.min())
     return float(nll.min() - margin), float(high + margin)
@@ -171,7 +174,7 @@ def nll_axis(nll: np.ndarray) -> tuple[float, float]:
 def _box(ax, x, nll, colour):
     line = {"color": colour, "lw": 0.9}
     ax.boxplot(
-        [nll], positions=[x], widths=0.5, showfliers=False, patch_artist=True, manage_ticks=False,
+        [nll[np.isfinite(nll)]], positions=[x], widths=0.5, showfliers=False, patch_artist=True, manage_ticks=False,
         boxprops={"facecolor": (*plt.matplotlib.colors.to_rgb(colour), 0.15), "edgecolor": colour, "lw": 0.9},
         medianprops=line | {"lw": 1.8}, whiskerprops=line, capprops=line,
     )  # fmt: skip

@@ -428,6 +428,12 @@ def versions() -> dict[str, str]:
     }
 
 
+def peak_memory_mb() -> int:
+    """The most memory that this process has had; getrusage would count that of the process which started it."""
+    status = Path("/proc/self/status").read_text()
+    return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
+
+
 def duration(seconds: float) -> str:
     """Seconds as 1:02:03 or 2:03."""
     minutes, seconds = divmod(int(seconds + 0.5), 60)

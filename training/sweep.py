@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 
 PR_SET_PDEATHSIG = 1
 SECONDS_FOR_A_LOCK = 10.0
+FOLDER_IN_USE = 1
 LIBC = ctypes.CDLL(None)
 
 
@@ -30,23 +31,14 @@ class Job:
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class End:
-    """How a command ended."""
-
-    status: int
-    """Exit status; minus the number of the signal that killed it."""
-    peak_memory_mb: float
-
-
 class Engine(Protocol):
     """What runs jobs."""
 
     def start(self, job: Job) -> None:
         """Start a job, at once or as soon as there is room."""
 
-    def ended(self) -> list[tuple[Job, End]]:
-        """The jobs that ended since the last call, without waiting."""
+    def ended(self) -> list[tuple[Job, int]]:
+        """The jobs that ended since the last call, and their exit statuses (minus the signal that killed them); never waits."""
 
     def stop(self) -> None:
         """Kill what still runs."""
@@ -61,17 +53,19 @@ class Processes:
     def start(self, job: Job) -> None:
         self.running[job] = start(job)
 
-    def ended(self) -> list[tuple[Job, End]]:
-        ends = [(job, end) for job, process in self.running.items() if (end := wait(process, os.WNOHANG))]
+    def ended(self) -> list[tuple[Job, int]]:
+        polled = [(job, process.poll() if process else FOLDER_IN_USE) for job, process in self.running.items()]
+        ends = [(job, status) for job, status in polled if status is not None]
         for job, _ in ends:
             del self.running[job]
         return ends
 
     def stop(self) -> None:
-        for process in filter(None, self.running.values()):
+        processes = [process for process in self.running.values() if process]
+        for process in processes:
             process.kill()
-        for process in self.running.values():
-            wait(process)
+        for process in processes:
+            process.wait()
         self.running.clear()
 
 
@@ -96,7 +90,7 @@ class Ray:
     def start(self, job: Job) -> None:
         self.running[self.task.remote(job)] = job
 
-    def ended(self) -> list[tuple[Job, End]]:
+    def ended(self) -> list[tuple[Job, int]]:
         ready, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if self.running else ([], [])
         return [(self.running.pop(reference), self._end(reference)) for reference in ready]
 
@@ -110,14 +104,13 @@ class Ray:
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayError:  # its worker was killed, and so the command
-            return End(-signal.SIGKILL, 0.0)
+            return -signal.SIGKILL
 
 
-def run(job: Job) -> End:
-    """Run a job to its end."""
-    end = wait(start(job))
-    assert end is not None  # it waited
-    return end
+def run(job: Job) -> int:
+    """Run a job to its end; returns its exit status."""
+    process = start(job)
+    return process.wait() if process else FOLDER_IN_USE
 
 
 def start(job: Job) -> "subprocess.Popen[bytes] | None":
@@ -140,17 +133,6 @@ def start(job: Job) -> "subprocess.Popen[bytes] | None":
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-
-
-def wait(process: "subprocess.Popen[bytes] | None", options: int = 0) -> End | None:
-    """How a process of `start` ended; None if it still runs, which os.WNOHANG does not wait for."""
-    if process is None:
-        return End(1, 0.0)
-    pid, status, usage = os.wait4(process.pid, options)
-    if pid == 0:
-        return None
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return End(process.returncode, usage.ru_maxrss / 1024)
 
 
 def _lock(path: Path) -> TextIO | None:
