@@ -26,6 +26,7 @@ import reproduce
 import reproduce_figures as figures
 import staged
 import sweep
+from methods import METHODS
 
 TRAINING = Path(reproduce.__file__).parent
 STAND_IN = r"""
@@ -230,6 +231,7 @@ def test_peak_memory():
 RANDOM = np.random.default_rng(5)
 NLL = {"mdps": RANDOM.normal(5.2, 0.1, 11), "mdpf": RANDOM.normal(6, 0.2, 4), "tg-pf": RANDOM.normal(7.6, 0.1, 1)}
 BELIEF = {"mdps": "smoothed", "mdpf": "forward", "tg-pf": "forward"}
+TITLES = {"tg-pf": "TG-PF stratified", "mdpf": "MDPF", "mdps": "MDPS"}
 LIMITS = {"forward": 1.87, "backward": 3.35, "smoothed": 1.09}
 
 
@@ -262,10 +264,10 @@ def cells(text, first):
 
 
 def test_tables():
-    text = figures.report(made_records(), LIMITS, ["tg-pf", "mdpf", "mdps"])
+    text = figures.report(made_records(), LIMITS, TITLES)
     results, compute = (t for t in text.split("\n\n") if t.startswith("|"))
     assert [line.split()[1] for line in results.splitlines()[2:]] == ["TG-PF", "MDPF", "MDPS"]
-    for name, method in (("MDPS", "mdps"), ("MDPF (stratified)", "mdpf"), ("TG-PF (stratified)", "tg-pf")):
+    for name, method in (("MDPS", "mdps"), ("MDPF", "mdpf"), ("TG-PF stratified", "tg-pf")):
         nll, row = NLL[method], cells(results, name)
         low, middle, high = np.percentile(nll, [25, 50, 75])
         assert row[1:5] == [
@@ -290,20 +292,14 @@ def test_axis_of_the_figure():
 
 def test_figure_shows_every_run():
     made = made_records()
-    figure = figures.box_plot(made, LIMITS, ["tg-pf", "mdpf", "mdps"])
+    figure = figures.box_plot(made, LIMITS, TITLES)
     (ax,) = figure.axes
     dots = [line.get_ydata() for line in ax.lines if line.get_marker() == "o"]
     assert [sorted(d) for d in dots] == [sorted(NLL[m]) for m in ("tg-pf", "mdpf", "mdps")]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["TG-PF (stratified)", "MDPF (stratified)", "MDPS"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == list(TITLES.values())
     medians = [line.get_ydata()[0] for line in ax.lines if line.get_linewidth() == 1.8]
     np.testing.assert_allclose(medians, [np.median(NLL[m]) for m in ("tg-pf", "mdpf", "mdps")])
     figures.plt.close(figure)
-
-
-def test_labels():
-    names = {"tg-pf-multinomial": "TG-PF (multinomial)", "mdpf-residual": "MDPF (residual)", "ffbs": "FFBS (stratified)",
-             "mdpf-backward": "MDPF-Backward", "a-mdpf": "A-MDPF", "mdps": "MDPS", "concrete-pf": "Concrete-PF"}  # fmt: skip
-    assert {m: figures.label(m) for m in names} == names
 
 
 def test_drawn_again_from_jsons_alone(stand_in, tmp_path, capsys):
@@ -319,7 +315,7 @@ def test_drawn_again_from_jsons_alone(stand_in, tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--methods", "mdps", "kalman"], "error: methods: expected some of ['mdps', 'mdpf'], got 'kalman'"),
+        (["--methods", "mdps", "kalman"], f"error: methods: expected some of {list(METHODS)}, got 'kalman'"),
         (["--draw", "/nowhere"], "error: draw: expected a folder with JSONs of runs, got /nowhere, which has none"),
         (["--runs", "0"], "--runs: expected at least 1, got 0"),
         (["--n-steps", "1"], "--n-steps: expected at least 2, got 1"),

@@ -32,6 +32,7 @@ import staged
 import sweep
 import torch
 from configuration import ConfigurationError
+from methods import METHODS
 
 PROGRAM = Path(__file__).with_name("bearings_only.py")
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -71,15 +72,10 @@ class Run:
         return sweep.Job(self.name, command, self.folder, self.configuration.threads)
 
 
-def method_names(configuration_class: type) -> tuple[str, ...]:
-    """All methods, in the order of the figure."""
-    return next(f.metadata["choices"] for f in dataclasses.fields(configuration_class) if f.name == "method")
-
-
 def add_parser(commands: Any, configuration_class: type, presets: Iterable[str]) -> None:
     """Add the sub-command to an argparse's sub-parsers."""
     parser = commands.add_parser("reproduce", help="the paper's Figure 2: train all methods, 11 runs each; draw and print")
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(method_names(configuration_class))} [all]")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)} [all]")
     parser.add_argument(
         "--runs", type=_positive, default=11, metavar="INT", help="runs of every method; run K has the seed plus K [11]"
     )
@@ -98,21 +94,20 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     engine, output, draw_alone = given.pop("engine"), given.pop("output"), given.pop("draw")
     file, preset = given.pop("config"), program.PRESETS[given.pop("preset")]
     limits = {belief: limit[0] for belief, limit in program.BAYES_LIMIT.items()}
-    known = method_names(program.Configuration)
     if draw_alone:
-        _draw(draw_alone, output or draw_alone, limits, known)
+        _draw(draw_alone, output or draw_alone, limits)
         return 0
-    if unknown := [m for m in methods or () if m not in known]:
-        raise ConfigurationError(f"methods: expected some of {list(known)}, got {unknown[0]!r}")
+    if unknown := [m for m in methods or () if m not in METHODS]:
+        raise ConfigurationError(f"methods: expected some of {list(METHODS)}, got {unknown[0]!r}")
     base = configuration.make(program.Configuration, preset, configuration.read_yaml(file) if file else {}, given)
-    output, methods = output or Path("runs/figure_2"), [m for m in known if m in (methods or known)]
+    output, methods = output or Path("runs/figure_2"), [m for m in METHODS if m in (methods or METHODS)]
     runs = [Run(m, k, dataclasses.replace(base, method=m, seed=base.seed + k), output) for k in range(n_runs) for m in methods]
     for run in runs:
         _check_what_is_there(run, program.Configuration)
     jobs = jobs or max(1, len(os.sched_getaffinity(0)) // base.threads)
     failed = train(runs, jobs, engine, program)
     if any((output / "results").glob("*.json")):
-        _draw(output / "results", output, limits, known)
+        _draw(output / "results", output, limits)
     if failed:
         print(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again", file=sys.stderr)
     return 1 if failed else 0
@@ -305,8 +300,9 @@ def _engine(name, jobs):
         raise ConfigurationError("engine: ray is not installed; pip install ray, or --engine processes") from None
 
 
-def _draw(results, folder, limits, order):
-    text = figures.draw(read_records(results), folder, limits, order)
+def _draw(results, folder, limits):
+    titles = {name: method.title.replace("\n", " ") for name, method in METHODS.items()}
+    text = figures.draw(read_records(results), folder, limits, titles)
     print("\n" + text)
     print(f"Table: {folder / 'table.md'}; figure: {folder / 'figure_2.png'}, {folder / 'figure_2.pdf'}; JSONs: {results}")
 

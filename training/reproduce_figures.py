@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from bearings_only_figures import COLOURS, STYLE, TITLES, plt
+from bearings_only_figures import COLOURS, STYLE, plt
+from bearings_only_figures import TITLES as BELIEFS
 
 Record = dict[str, Any]
 
@@ -29,9 +30,6 @@ PAPER = {
     "mdpf-backward": Paper(None, 80),
     "mdps": Paper((5.2, 5.2), 160),
 }
-STRATIFIED = ("tg-pf", "sr-pf", "mdpf", "ffbs")
-"""Methods that the paper shows with several resampling schemes; the plain name is the stratified one."""
-WORDS = {"backward": "Backward", "concrete": "Concrete"}
 PER_STEP = ("nll", "position_error", "heading_error_degrees")
 
 
@@ -40,16 +38,9 @@ def belief_of(record: Record) -> str:
     return next(belief for belief in ("smoothed", "backward", "forward") if belief in record["results"])
 
 
-def label(method: str) -> str:
-    """A method's name as the paper writes it."""
-    scheme = next((s for s in ("multinomial", "residual") if method.endswith("-" + s)), "")
-    name = "-".join(WORDS.get(part, part.upper()) for part in method.removesuffix("-" + scheme).split("-"))
-    scheme = scheme or ("stratified" if method in STRATIFIED else "")
-    return f"{name} ({scheme})" if scheme else name
-
-
-def by_method(records: Sequence[Record], order: Sequence[str]) -> dict[str, list[Record]]:
-    """The runs of each method, in the order given; methods that it does not know come last."""
+def by_method(records: Sequence[Record], titles: dict[str, str]) -> dict[str, list[Record]]:
+    """The runs of each method, in the order of the titles; methods that have none come last."""
+    order = list(titles)
     names = sorted({r["method"] for r in records}, key=lambda m: (order.index(m) if m in order else len(order), m))
     return {m: sorted((r for r in records if r["method"] == m), key=lambda r: r["run"]) for m in names}
 
@@ -59,15 +50,15 @@ def values(runs: Sequence[Record], key: str) -> np.ndarray:
     return np.array([run["results"][belief_of(run)][key] for run in runs])
 
 
-def result_table(records: Sequence[Record], limits: dict[str, float], order: Sequence[str]) -> str:
+def result_table(records: Sequence[Record], limits: dict[str, float], titles: dict[str, str]) -> str:
     """NLL, errors and further numbers of every method as Markdown."""
     further = sorted({key for r in records for key in r["results"][belief_of(r)]} - set(PER_STEP))
     head = ["method", "runs", "NLL: median", "quartiles", "above the true model", "position [m]", "heading [deg]"]
     rows = [[*head, *(key.replace("_", " ") for key in further), "hours a run", "paper: NLL"]]
-    for method, runs in by_method(records, order).items():
+    for method, runs in by_method(records, titles).items():
         low, median, high = np.quantile(values(runs, "nll"), [0.25, 0.5, 0.75])
         errors = [np.median(values(runs, key)) for key in PER_STEP[1:]]
-        row = [label(method), str(len(runs)), f"{median:.2f}", f"{low:.2f} to {high:.2f}"]
+        row = [titles.get(method, method), str(len(runs)), f"{median:.2f}", f"{low:.2f} to {high:.2f}"]
         row += [f"{median - limits[belief_of(runs[0])]:.2f}", f"{errors[0]:.2f}", f"{errors[1]:.1f}"]
         has = [all(key in run["results"][belief_of(run)] for run in runs) for key in further]
         row += [f"{np.median(values(runs, key)):.3f}" if h else "" for key, h in zip(further, has)]
@@ -75,14 +66,14 @@ def result_table(records: Sequence[Record], limits: dict[str, float], order: Seq
     return _markdown(rows)
 
 
-def compute_table(records: Sequence[Record], order: Sequence[str]) -> str:
+def compute_table(records: Sequence[Record], titles: dict[str, str]) -> str:
     """The appendix' table of computation needs as Markdown, ours beside the paper's."""
     rows = [["method", "parameters", "epochs", "hours a run", "hours of 11 runs", "memory [MB]", "paper: GPU hours of 11 runs"]]
-    for method, runs in by_method(records, order).items():
+    for method, runs in by_method(records, titles).items():
         epochs, hours, memory = (np.median([r[key] for r in runs]) for key in ("epochs", "hours", "peak_memory_mb"))
         theirs = PAPER.get(method, Paper()).gpu_hours
         row = [
-            label(method),
+            titles.get(method, method),
             str(runs[0]["n_parameters"]),
             f"{epochs:.0f}",
             f"{hours:.2f}",
@@ -93,37 +84,37 @@ def compute_table(records: Sequence[Record], order: Sequence[str]) -> str:
     return _markdown(rows)
 
 
-def report(records: Sequence[Record], limits: dict[str, float], order: Sequence[str]) -> str:
+def report(records: Sequence[Record], limits: dict[str, float], titles: dict[str, str]) -> str:
     """Both tables, and what was run, as Markdown."""
     names = {"n_training": "training sequences", "n_evaluation": "evaluation sequences", "n_steps": "steps",
              "n_particles": "particles", "stages": "stages", "max_epochs": "epochs a stage at most"}  # fmt: skip
     settings = [f"{title} {_distinct(r['configuration'].get(n) for r in records)}" for n, title in names.items()]
     machines = _distinct(f"{r['machine']}, torch {r['versions']['torch']}" for r in records)
     threads = _distinct(r["configuration"]["threads"] for r in records)
-    true_model = ", ".join(f"{TITLES[belief]} {limit:.2f}" for belief, limit in limits.items())
+    true_model = ", ".join(f"{BELIEFS[belief]} {limit:.2f}" for belief, limit in limits.items())
     return "\n".join(
         [
             f"What was run: {', '.join(settings)}.",
             "NLL in nats, averaged over all steps of the evaluation sequences; errors of the mean: medians over runs.",
             f"True model: {true_model}; there the backward filter is one that does not know the start.",
             "",
-            result_table(records, limits, order),
+            result_table(records, limits, titles),
             "",
             f"Hours of training, validation included; threads a run: {threads}; on {machines}.",
             "The paper's runs were on an NVIDIA RTX 3090, one after the other.",
             "",
-            compute_table(records, order),
+            compute_table(records, titles),
             "",
         ]
     )
 
 
-def draw(records: Sequence[Record], folder: Path, limits: dict[str, float], order: Sequence[str]) -> str:
+def draw(records: Sequence[Record], folder: Path, limits: dict[str, float], titles: dict[str, str]) -> str:
     """Write table.md and figure_2.{png,pdf} into a folder; returns the table."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = report(records, limits, order)
+    text = report(records, limits, titles)
     (folder / "table.md").write_text(text)
-    figure = box_plot(records, limits, order)
+    figure = box_plot(records, limits, titles)
     with plt.rc_context(STYLE):
         for kind in ("png", "pdf"):
             figure.savefig(folder / f"figure_2.{kind}", metadata={"CreationDate": None} if kind == "pdf" else None)
@@ -131,9 +122,9 @@ def draw(records: Sequence[Record], folder: Path, limits: dict[str, float], orde
     return text
 
 
-def box_plot(records: Sequence[Record], limits: dict[str, float], order: Sequence[str]) -> plt.Figure:
+def box_plot(records: Sequence[Record], limits: dict[str, float], titles: dict[str, str]) -> plt.Figure:
     """The NLL of every run of every method as a dot over a box of the quartiles."""
-    methods = by_method(records, order)
+    methods = by_method(records, titles)
     low, high = nll_axis(np.concatenate([values(runs, "nll") for runs in methods.values()]))
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(max(3.5, 1.2 + 0.5 * len(methods)), 3.6))
@@ -153,7 +144,7 @@ def box_plot(records: Sequence[Record], limits: dict[str, float], order: Sequenc
             if belief in seen and low <= limit <= high:
                 ax.axhline(limit, color=COLOURS[belief], lw=0.8, ls="--", zorder=1)
         ax.set(ylim=(low, high), xlim=(-0.6, len(methods) - 0.4), ylabel="negative log-likelihood [nats]")
-        ax.set_xticks(range(len(methods)), [label(m) for m in methods], rotation=35, ha="right", rotation_mode="anchor")
+        ax.set_xticks(range(len(methods)), [titles.get(m, m) for m in methods], rotation=35, ha="right", rotation_mode="anchor")
         ax.yaxis.grid(True, color="0.9", lw=0.6)
         ax.set_axisbelow(True)
         figure.legend(handles=_legend(methods, limits, low, high), loc="outside upper center", ncols=3, handlelength=1.5)
@@ -182,7 +173,7 @@ def _box(ax, x, nll, colour):
 
 def _legend(methods, limits, low, high):
     seen = {belief_of(r) for runs in methods.values() for r in runs}
-    handles = [plt.Line2D([], [], color=COLOURS[b], marker="o", ms=4, ls="", label=TITLES[b]) for b in COLOURS if b in seen]
+    handles = [plt.Line2D([], [], color=COLOURS[b], marker="o", ms=4, ls="", label=BELIEFS[b]) for b in COLOURS if b in seen]
     named = any((theirs := PAPER.get(m, Paper()).nll) and low <= theirs[0] <= high for m in methods)
     handles += (
         [plt.Line2D([], [], color="black", marker="s", ms=3, ls="", label="what the paper reports, where it does")]
