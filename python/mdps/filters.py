@@ -32,6 +32,7 @@ class Dynamics(Protocol):
 
     It may have a method `for_sequence() -> callable`. A filter then calls that once for a sequence, and its result instead of
     the model for each step: the place for work that is the same at every step, as gathering parameters into one tensor.
+    It may have an attribute `wraps_angles`, True if the angles that it returns are in [-pi, pi), so that no filter need see to it.
     Its class may have a method `stack(models) -> callable or None`, which does the same for R models at once: the rows of what
     the callable is given are those of the first model, then as many of the second, and so on.
     """
@@ -114,6 +115,8 @@ class Models(NamedTuple):
     likelihood: Likelihood
     bandwidths: Tensor | None
     """(D), or (B, D) for rows of several filters: of the mixture that is resampled, where a filter has one."""
+    wraps_angles: bool
+    """Whether the dynamics do."""
 
 
 class _Rows(NamedTuple):
@@ -276,7 +279,9 @@ class ParticleFilter(nn.Module):
     ) -> tuple[Particles, Tensor]:
         """Resample, and move what was drawn."""
         drawn, ancestors = self._resample(models, posterior, seed)
-        states = self.space.wrap(models.dynamics(drawn.states, noise, action))
+        states = models.dynamics(drawn.states, noise, action)
+        if not models.wraps_angles:
+            states = self.space.wrap(states)
         if states.shape != drawn.states.shape:
             raise ValueError(f"dynamics: expected to return shape {tuple(drawn.states.shape)}, got {tuple(states.shape)}")
         return Particles(states, drawn.log_weights), ancestors
@@ -429,7 +434,7 @@ def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> Models:
         each = torch.stack([bandwidths, *(f._bandwidths() for f in filters[1:])])  # type: ignore[list-item]
         bandwidths = each.repeat_interleave(n_rows // len(filters), 0)
     dynamics, likelihood = for_sequence([f.dynamics for f in filters]), for_sequence([f.likelihood for f in filters])
-    return Models(dynamics, likelihood, bandwidths)
+    return Models(dynamics, likelihood, bandwidths, all(getattr(f.dynamics, "wraps_angles", False) for f in filters))
 
 
 def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], states: Tensor) -> _Rows:

@@ -105,6 +105,7 @@ class ResidualDynamics(nn.Module):
     """
 
     scale: Tensor
+    wraps_angles = True
 
     def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
         super().__init__()
