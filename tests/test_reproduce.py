@@ -75,7 +75,7 @@ def numbers(folder):
 
 
 def run_folder(tmp_path, method, run):
-    folder = tmp_path / "out" / method / f"run_{run:02d}"
+    folder = tmp_path / "out" / method / f"seed_{run}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -145,7 +145,7 @@ def test_a_failing_run_is_one_line_and_the_others_go_on(stand_in, tmp_path, caps
     assert stand_in(*TWO) == 1
     out, err = capsys.readouterr()
     lines = [line for line in out.splitlines() if "FAILED" in line]
-    log = tmp_path / "out/mdpf/run_00/log.txt"
+    log = tmp_path / "out/mdpf/seed_0/log.txt"
     assert lines == [f"mdpf run 0  FAILED, exit status 3: OverflowError: too much (log: {log})"]
     assert log.read_text() == "a first line\nOverflowError: too much\n"
     assert "1 of 4 runs failed" in err and len(records(tmp_path / "out")) == 3
@@ -376,6 +376,21 @@ def test_a_sweep_that_is_killed_ends_with_the_same_numbers(undisturbed, tmp_path
     assert numbers(out) != undisturbed
     subprocess.run(command(tmp_path, "out"), check=True)
     assert numbers(out) == undisturbed
+
+
+@pytest.mark.slow
+def test_runs_at_once_in_a_sweep(undisturbed, tmp_path):
+    """Two runs of a method as one process, killed and started again: single runs, up to rounding."""
+    flags, out = ("--runs-at-once", "2"), tmp_path / "out"
+    parent = subprocess.Popen(command(tmp_path, "out", *flags), start_new_session=True)
+    until(lambda: sum(len(h.read_text().splitlines()) for h in out.glob("*/*/history.jsonl")) >= 3, 300)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait(timeout=60)
+    subprocess.run(command(tmp_path, "out", *flags), check=True)
+    assert (out / "mdps/seed_0_to_1/log.txt").exists()
+    for name, record in numbers(out).items():
+        for belief, row in record["results"].items():
+            assert row == pytest.approx(undisturbed[name]["results"][belief], rel=1e-3), (name, belief)
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1) -> list[
     print(f"{c.method}: {n_parameters} parameters, {c.n_training} sequences of {c.n_steps} steps, {c.n_particles} particles")
     print(f"run folder: {folder}" + (f", {runs_at_once} runs at once" if runs_at_once > 1 else ""))
     with staged.quiet():
-        staged.train(trackers, data, stages(c), schedule(c), folders, folder, [run.seed for run in runs], c.accelerator)
+        staged.train(trackers, data, stages(c), schedule(c), folders, [run.seed for run in runs], c.accelerator)
     records = []
     for run, own, tracker, sequences in zip(runs, folders, trackers, data.sets["evaluation"]):
         torch.save({"configuration": dataclasses.asdict(run), "state_dict": tracker.state_dict()}, own / "model.pt")

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        return self.output / self.method / f"run_{self.number:02d}"
+        return self.output / self.method / f"seed_{self.configuration.seed}"
 
     @property
     def record(self) -> Path:
@@ -66,10 +66,29 @@ class Run:
         changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != f.default or f.name in ("method", "seed")]
         return [text for name in changed for text in ("--" + name.replace("_", "-"), str(getattr(c, name)))]
 
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method that are trained at once, by one process; often one run."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> str:
+        return self.runs[0].name + (f" to {self.runs[-1].number}" if len(self.runs) > 1 else "")
+
+    @property
+    def folder(self) -> Path:
+        """Where its log is, and what it needs to go on."""
+        return staged.shared_folder([run.folder for run in self.runs])
+
     def job(self) -> sweep.Job:
         """What trains and evaluates it, or goes on with that."""
-        command = (sys.executable, str(PROGRAM), "train", *self.flags, "--output", str(self.folder))
-        return sweep.Job(self.name, command, self.folder, self.configuration.threads)
+        first = self.runs[0]
+        output = first.folder if len(self.runs) == 1 else first.folder.parent
+        at_once = () if len(self.runs) == 1 else ("--runs-at-once", str(len(self.runs)))
+        command = (sys.executable, str(PROGRAM), "train", *first.flags, *at_once, "--output", str(output))
+        return sweep.Job(self.name, command, self.folder, first.configuration.threads)
 
 
 def add_parser(commands: Any, configuration_class: type, presets: Iterable[str]) -> None:
@@ -79,7 +98,14 @@ def add_parser(commands: Any, configuration_class: type, presets: Iterable[str])
     parser.add_argument(
         "--runs", type=_positive, default=11, metavar="INT", help="runs of every method; run K has the seed plus K [11]"
     )
-    parser.add_argument("--jobs", type=_positive, metavar="INT", help="runs at a time [cores / threads]")
+    parser.add_argument("--jobs", type=_positive, metavar="INT", help="processes at a time [cores / threads]")
+    parser.add_argument(
+        "--runs-at-once",
+        type=_positive,
+        default=1,
+        metavar="INT",
+        help="runs that a process trains as one batch [1]",
+    )
     parser.add_argument("--engine", choices=("processes", "ray"), default="processes", help="what runs them [processes]")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="of run folders, results, figure [runs/figure_2]")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw and print the results in a folder; train nothing")
@@ -90,7 +116,7 @@ def add_parser(commands: Any, configuration_class: type, presets: Iterable[str])
 
 def main(given: dict[str, Any], program: ModuleType) -> int:
     """Train what is not finished, then draw; returns the exit status. `program` is the module bearings_only.py."""
-    methods, n_runs, jobs = given.pop("methods"), given.pop("runs"), given.pop("jobs")
+    methods, n_runs, jobs, at_once = (given.pop(name) for name in ("methods", "runs", "jobs", "runs_at_once"))
     engine, output, draw_alone = given.pop("engine"), given.pop("output"), given.pop("draw")
     file, preset = given.pop("config"), program.PRESETS[given.pop("preset")]
     limits = {belief: limit[0] for belief, limit in program.BAYES_LIMIT.items()}
@@ -104,8 +130,13 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     runs = [Run(m, k, dataclasses.replace(base, method=m, seed=base.seed + k), output) for k in range(n_runs) for m in methods]
     for run in runs:
         _check_what_is_there(run, program.Configuration)
+    groups = [
+        Group(tuple(run for run in runs if run.method == m and first <= run.number < first + at_once))
+        for first in range(0, n_runs, at_once)
+        for m in methods
+    ]
     jobs = jobs or max(1, len(os.sched_getaffinity(0)) // base.threads)
-    failed = train(runs, jobs, engine, program)
+    failed = train(groups, jobs, engine, program)
     if any((output / "results").glob("*.json")):
         _draw(output / "results", output, limits)
     if failed:
@@ -113,33 +144,34 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     return 1 if failed else 0
 
 
-def train(runs: Sequence[Run], jobs: int, engine: str, program: ModuleType) -> list[Run]:
+def train(groups: Sequence[Group], jobs: int, engine: str, program: ModuleType) -> list[Run]:
     """Bring all runs to their end, some at a time; returns those that failed."""
-    waiting = deque(run for run in runs if not run.record.exists())
-    running: dict[str, Run] = {}
+    runs = [run for group in groups for run in group.runs]
+    waiting = deque(group for group in groups if not all(run.record.exists() for run in group.runs))
+    running: dict[str, Group] = {}
     failed = []
-    print(
-        f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before; {jobs} at a time; {runs[0].output}", flush=True
-    )
+    n_finished = sum(run.record.exists() for run in runs)
+    print(f"{len(runs)} runs, {n_finished} of them finished before; {jobs} processes; {runs[0].output}", flush=True)
     if not waiting:
         return []
     progress, at_work = Progress(runs, jobs, program), _engine(engine, jobs)
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                run = waiting.popleft()
-                running[run.name] = run
-                at_work.start(run.job())
+                group = waiting.popleft()
+                running[group.name] = group
+                at_work.start(group.job())
             ends = at_work.ended()
-            progress.epochs(running.values())
+            progress.epochs(run for group in running.values() for run in group.runs)
             for job, status in ends:
-                run = running.pop(job.name)
-                if status == 0:
-                    write_record(run, program)
-                    progress.finished(run)
-                else:
-                    failed.append(run)
-                    progress.failed(run, status)
+                group = running.pop(job.name)
+                for run in group.runs:
+                    if status == 0:
+                        write_record(run, program)
+                        progress.finished(run)
+                    else:
+                        failed.append(run)
+                        progress.failed(run, status, group.folder / "log.txt")
             time.sleep(0 if ends else SECONDS_BETWEEN_LOOKS)
     finally:
         at_work.stop()
@@ -236,16 +268,15 @@ class Progress:
     def finished(self, run: Run) -> None:
         """Say that a run is finished."""
         record = json.loads(run.record.read_text())
-        del self.unfinished[run.name]
+        self.unfinished.pop(run.name, None)
         results = record["results"][figures.belief_of(record)]
         numbers = f"NLL {results['nll']:.3f} after {record['epochs']} epochs, {staged.duration(3600 * record['hours'])}"
         self._say(f"{run.name}  finished: {numbers}  {self._remaining()}", last=True)
 
-    def failed(self, run: Run, status: int) -> None:
+    def failed(self, run: Run, status: int, log: Path) -> None:
         """Say that a run failed, and where to read why."""
-        del self.unfinished[run.name]
+        self.unfinished.pop(run.name, None)
         self.n_failed += 1
-        log = run.folder / "log.txt"
         reason = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1][:200]
         how = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
         self._say(f"{run.name}  FAILED, {how}: {reason} (log: {log})", last=True)

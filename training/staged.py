@@ -313,7 +313,6 @@ def train(
     stages: Sequence[Stage],
     schedule: Schedule,
     folders: Sequence[Path],
-    shared: Path,
     seeds: Sequence[int],
     accelerator: str,
 ) -> None:
@@ -321,12 +320,13 @@ def train(
     best weights.
 
     What each has learned is in its folder's stage_K, the numbers of every epoch in its history.jsonl; what is needed to go on
-    is in the folder `shared`, which is the run's own if there is one run.
+    is in their `shared_folder`.
 
     Raises:
         KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folders.
         FloatingPointError: no epoch of a stage had a finite validation loss.
     """
+    shared = shared_folder(folders)
     for index, stage in enumerate(stages):
         places = [folder / f"stage_{index + 1}" for folder in folders]
         if not all((place / "finished.json").exists() for place in places):
@@ -366,6 +366,12 @@ def _train_stage(
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
         write_whole(place / "finished.json", json.dumps(numbers, indent=2))
+
+
+def shared_folder(folders: Sequence[Path]) -> Path:
+    """Where runs at once, of these folders, have what they need to go on: the folder of a single run itself."""
+    first, last = folders[0], folders[-1]
+    return first if len(folders) == 1 else first.parent / f"{first.name}_to_{last.name.rpartition('_')[2]}"
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class Dynamics(Protocol):
 
     It may have a method `for_sequence() -> callable`. A filter then calls that once for a sequence, and its result instead of
     the model for each step: the place for work that is the same at every step, as gathering parameters into one tensor.
-    It may have an attribute `wraps_angles`, True if the angles that it returns are in [-pi, pi), so that no filter need see to it.
+    It may have an attribute `wraps_angles`, True if the angles that it returns are in [-pi, pi) already.
     Its class may have a method `stack(models) -> callable or None`, which does the same for R models at once: the rows of what
     the callable is given are those of the first model, then as many of the second, and so on.
     """
