@@ -117,7 +117,7 @@ def beliefs_together(
     """`Tracker.beliefs` of several trackers of one method, each with its sequences and seed, as one batch."""
     method, estimators = trackers[0].method, [t.estimator for t in trackers]
     codes = [t.encoder(o) for t, o in zip(trackers, observations, strict=True)]
-    keys = [ops.split_seed(torch.tensor(s, device=x.device), 3).unbind() for s, x in zip(seeds, states, strict=True)]
+    keys = [_row_keys(s, x) for s, x in zip(seeds, states, strict=True)]
     run_keys = [key[2] for key in keys]
     initial, final = [], []
     for t, x, (start_key, final_key, _) in zip(trackers, states, keys):
@@ -138,6 +138,12 @@ def beliefs_together(
     return [{"forward": f.posterior, "backward": b.posterior} for f, b in pairs]
 
 
+def _row_keys(seed: int, states: Tensor) -> tuple[Tensor, ...]:
+    """Seeds of each sequence's initial particles, final particles and run, three times (B,)."""
+    rows = ops.split_seed(torch.tensor(seed, device=states.device), len(states))
+    return tuple(key.contiguous() for key in ops.split_seed(rows, 3).unbind(1))
+
+
 def _classical(estimator: nn.Module, bearings: Tensor, start: Sequence[Tensor], seed: Tensor) -> dict[str, mdps.Mixture]:
     beliefs = estimator(bearings, *start, seed=seed)
     named = {"forward": beliefs.forward.posterior, "smoothed": beliefs.smoothed}
@@ -150,8 +156,8 @@ def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
 
 
 def around(states: Tensor, n: int, position_noise: float, heading_concentration: float, seed: Tensor) -> Tensor:
-    """N particles around each true state (B, 3): Gaussian positions, von Mises headings -> (B, N, 3)."""
-    position_key, heading_key = ops.split_seed(seed, 2).unbind()
+    """N particles around each true state (B, 3), by seed (B,): Gaussian positions, von Mises headings -> (B, N, 3)."""
+    position_key, heading_key = (key.contiguous() for key in ops.split_seed(seed, 2).unbind(-1))
     position = states[:, None, :2] + position_noise * ops.philox_normal(position_key, (len(states), n, 2))
     kappa = torch.full((len(states), n), heading_concentration, device=states.device)
     heading = states[:, None, 2] + ops.philox_von_mises(heading_key, kappa)
@@ -159,7 +165,7 @@ def around(states: Tensor, n: int, position_noise: float, heading_concentration:
 
 
 def anywhere(batch: int, n: int, seed: Tensor) -> Tensor:
-    """N particles uniform in the arena for each sequence, (B, N, 3)."""
+    """N particles uniform in the arena for each sequence, by seed (B,): (B, N, 3)."""
     extent = torch.tensor([task.ARENA, task.ARENA, math.pi], device=seed.device)
     return (2 * ops.philox_uniform(seed, (batch, n, 3)) - 1) * extent
 
