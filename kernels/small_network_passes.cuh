@@ -97,7 +97,10 @@ DEVICE void FN(forward_tile)(const SmallNetwork &p, const FN(Tile) &t) {
     }
 }
 
-template <int PLACE> static __global__ void __launch_bounds__(THREADS, PLACE ? 3 : 2) FN(forward)(SmallNetwork p) {
+/* Three blocks leave 80 registers a thread: too few for the arctangent's doubles. */
+template <int PLACE>
+static __global__ void __launch_bounds__(THREADS, PLACE && !(IS_DOUBLE && FORM == NETWORK_MOVES_POSES) ? 3 : 2)
+    FN(forward)(SmallNetwork p) {
     FN(Tile) t = FN(begin_chunk)<PLACE>(p);
     for (; FN(begin_tile)(t); FN(end_tile)(t)) {
         FN(forward_tile)(p, t);

@@ -7,13 +7,13 @@
  */
 DEVICE bool FN(has_particle)() { return threadIdx.x < NETWORK_TILE; }
 DEVICE REAL *FN(own_pose)(const SmallNetwork &p, const FN(Tile) &t) { return t.rows + p.pose_row * STRIDE + threadIdx.x; }
-DEVICE REAL *FN(own_direction)(const SmallNetwork &p, const FN(Tile) &t) { return t.rows + (p.C - 2) * STRIDE + threadIdx.x; }
+DEVICE REAL *FN(own_direction)(const FN(Tile) &t) { return t.rows + (FORM == NETWORK_WEIGHS_POSES ? 2 * STRIDE : 0) + threadIdx.x; }
 
 /* Idle lanes repeat the last particle. */
 DEVICE void FN(load_poses)(const SmallNetwork &p, const FN(Tile) &t) {
     if (!FN(has_particle)()) return;
     const REAL *from = (const REAL *)p.x + (t.row + at_most(threadIdx.x, t.n - 1)) * 3;
-    REAL *to = FORM == NETWORK_WEIGHS_POSES ? t.rows + threadIdx.x : FN(own_pose)(p, t), *direction = FN(own_direction)(p, t);
+    REAL *to = FORM == NETWORK_WEIGHS_POSES ? t.rows + threadIdx.x : FN(own_pose)(p, t), *direction = FN(own_direction)(t);
     const REAL x = from[0], y = from[1], heading = from[2];
     to[0] = x;
     to[STRIDE] = y;
@@ -22,7 +22,7 @@ DEVICE void FN(load_poses)(const SmallNetwork &p, const FN(Tile) &t) {
 
 /* The direction after the move. */
 DEVICE void FN(moved_direction)(const SmallNetwork &p, const FN(Tile) &t, const REAL *share, REAL *sine, REAL *cosine) {
-    const REAL *scale = (const REAL *)p.scale, *direction = FN(own_direction)(p, t);
+    const REAL *scale = (const REAL *)p.scale, *direction = FN(own_direction)(t);
     *sine = FN(stepped)(direction[0], scale[2], share[2 * STRIDE]);
     *cosine = FN(stepped)(direction[STRIDE], scale[3], share[3 * STRIDE]);
 }
@@ -55,7 +55,7 @@ DEVICE void FN(load_gradients)(const SmallNetwork &p, const FN(Tile) &t, const R
         delta[0] = FN(share_gradient)(grad, share[0], (REAL)p.minimum);
         return;
     }
-    const REAL *from = (const REAL *)p.grad_y + particle * 3, *direction = FN(own_direction)(p, t);
+    const REAL *from = (const REAL *)p.grad_y + particle * 3, *direction = FN(own_direction)(t);
     REAL sine, cosine, grad_sine, grad_cosine;
     FN(moved_direction)(p, t, share, &sine, &cosine);
     FN(heading_gradient)(is_idle ? 0 : from[2], sine, cosine, &grad_sine, &grad_cosine);
@@ -71,8 +71,8 @@ DEVICE void FN(store_pose_gradient)(const SmallNetwork &p, const FN(Tile) &t) {
     if (threadIdx.x >= t.n) return;
     const bool moves = FORM == NETWORK_MOVES_POSES;
     const int64_t at = (t.row + threadIdx.x) * 3;
-    const REAL *past = (const REAL *)p.grad_y + at, *delta = t.delta + threadIdx.x, *direction = FN(own_direction)(p, t);
-    const REAL *turn = delta + (p.C - 2) * STRIDE;
+    const REAL *past = (const REAL *)p.grad_y + at, *delta = t.delta + threadIdx.x, *direction = FN(own_direction)(t);
+    const REAL *turn = delta + (moves ? 0 : 2 * STRIDE);
     REAL *to = (REAL *)p.grad_x + at;
     to[0] = moves ? past[0] : delta[0];
     to[1] = moves ? past[1] : delta[STRIDE];

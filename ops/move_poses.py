@@ -51,13 +51,13 @@ def move_poses(
     flows through the angle of (0, 0).
     Source: the paper's dynamics of the bearings-only task (Additional Experiment Details).
     """
-    *given, numbers = _networks.arguments(_NAMES, poses, weights, layers, noise, condition, inputs=2)
+    given = _networks.arguments(_NAMES, poses, weights, layers, noise, condition, inputs=2)
     _networks.ends_in_shares(layers, 4)
     _, scale = check.reals(("poses", "scale"), given[0], scale)
     check.shape("scale", scale, "(4)", 4)
     if scale.requires_grad:
         raise ValueError("scale: expected a constant, got a tensor that requires a gradient")
-    return (move_poses_reference if reference_active() else _move)(*given, numbers, scale)
+    return move_poses_reference(*given, scale) if reference_active() else _move(*given, scale)
 
 
 def move_poses_reference(

@@ -49,13 +49,13 @@ def weigh_poses(
     Cost: that of `small_network`, and a quarter more at widths of 8. Gradients to poses, extra, condition and weights.
     Source: the paper's measurement models of the bearings-only task (Additional Experiment Details).
     """
-    *given, numbers = _networks.arguments(_NAMES, poses, weights, layers, extra, condition, inputs=4)
+    given = _networks.arguments(_NAMES, poses, weights, layers, extra, condition, inputs=4)
     _networks.ends_in_shares(layers, 1)
     if not 1e-30 <= minimum < 1:
         raise ValueError(f"minimum: expected a number in [1e-30, 1), got {minimum}")
     if math.isnan(least_extra):
         raise ValueError(f"least_extra: expected a number, got {least_extra}")
-    return (weigh_poses_reference if reference_active() else _weigh)(*given, numbers, minimum, least_extra)
+    return weigh_poses_reference(*given, minimum, least_extra) if reference_active() else _weigh(*given, minimum, least_extra)
 
 
 def weigh_poses_reference(
