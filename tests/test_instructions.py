@@ -20,6 +20,9 @@ MOST = {
     "mixture backward f32 1000": ("pair", 11.6),
     "mixture forward f32 50": ("pair", 7.65),
     "mixture backward f32 50": ("pair", 23.7),
+    "iwsg backward f32 32 x 50 x 50": ("pair", 30),
+    "two_filter f32 8 x 100 x 50": ("pair", 10),
+    "two_filter backward f32 8 x 100 x 50": ("pair", 30),
     "mixture forward f64 1000": ("pair", 11.7),
     "resample multinomial 1000": ("draw", 157),
     "resample stratified 1000": ("draw", 84),
@@ -39,6 +42,7 @@ OBJECTS = [
     ("mixture_log_prob_backward", "f32", "mixture_log_prob"),
     ("mixture_log_prob", "f32", "mixture_log_prob"),
     ("mixture_log_prob", "f64", "mixture_log_prob"),
+    ("two_filter_log_prob", "f32", "two_filter_log_prob"),
     ("resample", "f32", "resample"),
     ("philox_normal", "f32", "philox_normal"),
     ("philox_von_mises", "f32", "philox_von_mises"),
@@ -49,7 +53,7 @@ LOOP = """
 #include "mixture_log_prob.h"
 #include "mixture_log_prob.c"
 void forward_loop(const float *q, const float *components, int64_t N, int64_t stride, float *sum) {
-    sum_tile_f32(q, components, N, stride, 2, 1, sum);
+    sum_groups_f32(q, 64, components, N, stride, 1, 4, 2, 1, sum);
 }
 """
 MOST_AVX512 = 25.0  # instructions of the loop per 16 pairs
