@@ -5,26 +5,12 @@
  * that a running maximum costs: 10-15 % measured; the few queries that this bound fails go one by one through exact_sum.
  */
 #ifndef REAL
-#include "bessel.h"
 #include "mixture_log_prob.h"
 #include <stdbool.h>
 #define MDPS_FILE "mixture_log_prob.c"
 #include "for_each_real.h"
 #else
-#include "mixture_prepare.h"
-
-int64_t FN(mixture_bad_bandwidth)(const MixtureLogProb *p) {
-    const REAL *bandwidths = p->bandwidths;
-    const int D = p->G + p->A;
-    for (int64_t i = 0; i < (p->bandwidth_stride ? p->B : 1) * D; i++)
-        if (!(bandwidths[i] > 0 && bandwidths[i] < INFINITY)) return i / D;
-    return -1;
-}
-
-/* The row's components in the scratch memory of all rows. */
-INLINE REAL *FN(components_of)(const MixtureLogProb *p, int64_t b) {
-    return (REAL *)p->components + b * mixture_padded(p->N) * (1 + mixture_features(p));
-}
+#include "mixture_row.h"
 
 /* sum[lane of K groups] += 2^(a + BIAS), J components at a time. */
 INLINE void FN(sum_groups)(const REAL *q, int64_t size, const REAL *components, int64_t N, int64_t stride, int J, int K, int G,
@@ -32,8 +18,8 @@ INLINE void FN(sum_groups)(const REAL *q, int64_t size, const REAL *components, 
     REAL s[PAIRS] __attribute__((aligned(64))) = {0};
     for (int64_t n = 0; n < N; n += J) {
         REAL a[PAIRS] __attribute__((aligned(64)));
-        FN(exponents)(q, size, components + n, stride, MIXTURE_BIAS, J, K, G, A, a, 0, 0);
-        EACH_PAIR(1, 4) s[at + l] += FN(exp2_from)(a[at + l], IS_DOUBLE ? -1022 : -126);
+        FN(exponents)(q, size, components + n, stride, J, K, G, A, a, 0, 0);
+        EACH_PAIR(1, 4) s[at + l] += FN(exp2_biased)(a[at + l], MIXTURE_LEAST, MIXTURE_BIAS);
     }
     for (int l = 0; l < K * LANES; l++) sum[l] = 0;
     EACH_PAIR(J, K) sum[k * LANES + l] += s[at + l];
@@ -71,38 +57,26 @@ FN(tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int n, const MixtureRow
         if (row->exactly || !(sum[l] > enough)) FN(exact_query)(p, b, i0 + l, row, G, A);
 }
 
-/* Whole rows, or tiles of rows that are prepared. */
-INLINE void FN(forward)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A) {
-    const int64_t n_tiles = mixture_tiles(p);
-    MixtureRow own = {0};
-    REAL components[(1 + 2 * MIXTURE_MAX_D) * MIXTURE_SHORT] __attribute__((aligned(64)));
+/* Tiles of rows that are prepared, or of short rows, the tiles of a row together. */
+INLINE void FN(tiles)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A) {
+    const bool is_short = mixture_is_short(p);
+    const int64_t n_tiles = mixture_tiles(p), size = mixture_padded(p->N) * (1 + G + 2 * A);
+    MixtureRow own;
+    REAL own_components[(1 + 2 * MIXTURE_MAX_D) * MIXTURE_SHORT] __attribute__((aligned(64)));
+    if (is_short) begin *= n_tiles, end *= n_tiles;
     for (int64_t item = begin; item < end; item++) {
-        if (mixture_is_short(p)) {
-            FN(prepare)(p, item, item > begin && !p->bandwidth_stride, G, A, &own, components);
-            for (int64_t i0 = 0; i0 < p->M; i0 += MIXTURE_TILE)
-                FN(tile)(p, item, i0, p->M - i0 < MIXTURE_TILE ? (int)(p->M - i0) : MIXTURE_TILE, &own, components, G, A);
-        } else {
-            int64_t b = item / n_tiles, i0 = item % n_tiles * MIXTURE_TILE;
-            FN(tile)(p, b, i0, p->M - i0 < MIXTURE_TILE ? (int)(p->M - i0) : MIXTURE_TILE, p->rows + b,
-                     FN(components_of)(p, b), G, A);
-        }
-    }
-}
-
-CLONES void FN(mixture_prepare)(int64_t begin, int64_t end, void *parameters) {
-    const MixtureLogProb *p = parameters;
-    for (int64_t b = begin; b < end; b++) {
-        bool same = b > begin && !p->bandwidth_stride;
-        if (same) p->rows[b] = p->rows[b - 1];
-        FN(prepare)(p, b, same, p->G, p->A, p->rows + b, FN(components_of)(p, b));
+        const int64_t b = item / n_tiles, i0 = item % n_tiles * MIXTURE_TILE;
+        if (is_short && i0 == 0) FN(mixture_prepare_row)(p, b, item > begin && !p->bandwidth_stride, &own, own_components);
+        FN(tile)(p, b, i0, p->M - i0 < MIXTURE_TILE ? (int)(p->M - i0) : MIXTURE_TILE, is_short ? &own : p->rows + b,
+                 is_short ? own_components : (const REAL *)p->components + b * size, G, A);
     }
 }
 
 CLONES void FN(mixture_log_prob)(int64_t begin, int64_t end, void *parameters) {
     const MixtureLogProb *p = parameters;
-    if (p->G == 2 && p->A == 1) FN(forward)(p, begin, end, 2, 1);
-    else if (!IS_DOUBLE && p->G == 2 && p->A == 0) FN(forward)(p, begin, end, 2, 0);
-    else if (!IS_DOUBLE && p->G == 3 && p->A == 0) FN(forward)(p, begin, end, 3, 0);
-    else FN(forward)(p, begin, end, p->G, p->A);
+    if (p->G == 2 && p->A == 1) FN(tiles)(p, begin, end, 2, 1);
+    else if (!IS_DOUBLE && p->G == 2 && p->A == 0) FN(tiles)(p, begin, end, 2, 0);
+    else if (!IS_DOUBLE && p->G == 3 && p->A == 0) FN(tiles)(p, begin, end, 3, 0);
+    else FN(tiles)(p, begin, end, p->G, p->A);
 }
 #endif

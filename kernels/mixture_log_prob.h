@@ -43,9 +43,10 @@ enum {
     MIXTURE_SHORT = 128       /* the most components of a short row */
 };
 
-/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward adds 2^BIAS and sums: what is flushed
- * to 0 is below 2^LEAST each, so a sum above N 2^(LEAST + digits) has lost less than half a digit: the test of each query. */
+/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward sums 2^(a + BIAS); what is below 2^LEAST is
+ * flushed to 0, so a sum above N 2^(LEAST + BIAS + digits) has lost less than half a digit: the test of each query. */
 #define MIXTURE_BIAS (IS_DOUBLE ? 900 : 100)
+#define MIXTURE_LEAST (IS_DOUBLE ? -1922 : -226)
 #define MIXTURE_ENOUGH (IS_DOUBLE ? 0x1p-969 : 0x1p-102)
 
 /* What a row of the batch needs before its pairs: filled by mixture_prepare. */
@@ -83,6 +84,8 @@ INLINE int64_t mixture_chunk(const MixtureLogProb *p) {
     return super_tiles ? super_tiles * 512 : 512;
 }
 INLINE int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
+/* Whether backward fills in log2_sum on the way. */
+INLINE bool mixture_sums_too(const MixtureLogProb *p) { return p->log_prob && mixture_is_short(p); }
 /* Items of mixture_log_prob and mixture_backward_pairs. */
 INLINE int64_t mixture_forward_items(const MixtureLogProb *p) { return p->B * (mixture_is_short(p) ? 1 : mixture_tiles(p)); }
 INLINE int64_t mixture_backward_items(const MixtureLogProb *p) { return p->B * (mixture_is_short(p) ? 1 : mixture_chunks(p)); }
@@ -98,6 +101,9 @@ INLINE int64_t mixture_row_sums(const MixtureLogProb *p) {
 int64_t mixture_bad_bandwidth_f32(const MixtureLogProb *p);
 int64_t mixture_bad_bandwidth_f64(const MixtureLogProb *p);
 
+/* Row b before its pairs: into *row and `components`; where the bandwidths are those of the row that *row has been of, `same`. */
+void mixture_prepare_row_f32(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components);
+void mixture_prepare_row_f64(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components);
 /* Forward: prepare (items: rows; not for short rows, which have no scratch), then log_prob (items: rows x tiles, or short rows). */
 void mixture_prepare_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_prepare_f64(int64_t begin, int64_t end, void *parameters);

@@ -74,42 +74,35 @@ INLINE void FN(store)(const MixtureLogProb *p, int64_t b, FN(Sums) total) {
         for (int64_t j = 0; j < N; j++) grad_means[j * D + d] = (REAL)total.means[d * stride + j];
 }
 
-INLINE void FN(short_rows)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A, REAL *w) {
-    const int D = G + A;
-    MixtureRow row;
-    REAL components[(1 + 2 * MIXTURE_MAX_D) * MIXTURE_SHORT] __attribute__((aligned(64)));
-    double sums[(1 + MIXTURE_MAX_D) * (MIXTURE_SHORT + 1)] __attribute__((aligned(64)));
-    FN(Sums) total = FN(sums_at)(p, sums);
-    for (int64_t b = begin; b < end; b++) {
-        FN(prepare)(p, b, b > begin && !p->bandwidth_stride, G, A, &row, components);
-        FN(queries)(p, b, &row, components, 0, p->M, G, A, w, total);
-        FN(store)(p, b, total);
-        memcpy(p->sums + b * (D + 1), total.bandwidths, sizeof(double) * (D + 1));
-    }
-}
-
-INLINE void FN(chunks)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A, REAL *w) {
-    const int64_t n_chunks = mixture_chunks(p), size = mixture_padded(p->N) * (1 + G + 2 * A);
-    for (int64_t item = begin; item < end; item++) {
-        int64_t b = item / n_chunks, chunk = item % n_chunks, first = chunk * mixture_chunk(p);
-        int64_t last = first + mixture_chunk(p) < p->M ? first + mixture_chunk(p) : p->M;
-        FN(queries)(p, b, p->rows + b, (const REAL *)p->components + b * size, first, last, G, A, w, FN(sums_of)(p, b, chunk));
-    }
-}
-
-INLINE void FN(pairs)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A) {
+/* Chunks of rows that are prepared, or short rows. */
+INLINE void FN(chunks)(const MixtureLogProb *p, int64_t begin, int64_t end, int G, int A) {
+    const bool is_short = mixture_is_short(p);
+    const int64_t n_chunks = is_short ? 1 : mixture_chunks(p), size = mixture_padded(p->N) * (1 + G + 2 * A);
+    MixtureRow own;
+    REAL own_components[(1 + 2 * MIXTURE_MAX_D) * MIXTURE_SHORT] __attribute__((aligned(64)));
+    double own_sums[(1 + MIXTURE_MAX_D) * (MIXTURE_SHORT + 1)] __attribute__((aligned(64)));
     REAL w[(1 + 2 * MIXTURE_MAX_D) * CHUNK * LANES] __attribute__((aligned(64))); /* zeros between uses */
     memset(w, 0, sizeof(REAL) * (1 + G + 2 * A) * CHUNK * LANES);
-    if (mixture_is_short(p)) FN(short_rows)(p, begin, end, G, A, w);
-    else FN(chunks)(p, begin, end, G, A, w);
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t b = item / n_chunks, chunk = item % n_chunks, first = chunk * mixture_chunk(p);
+        const int64_t last = first + mixture_chunk(p) < p->M ? first + mixture_chunk(p) : p->M;
+        const FN(Sums) out = is_short ? FN(sums_at)(p, own_sums) : FN(sums_of)(p, b, chunk);
+        if (is_short) FN(mixture_prepare_row)(p, b, b > begin && !p->bandwidth_stride, &own, own_components);
+        FN(queries)(p, b, is_short ? &own : p->rows + b, is_short ? own_components : (const REAL *)p->components + b * size, first,
+                    last, G, A, w, out);
+        if (is_short) {
+            FN(store)(p, b, out);
+            memcpy(p->sums + b * (G + A + 1), out.bandwidths, sizeof(double) * (G + A + 1));
+        }
+    }
 }
 
 CLONES void FN(mixture_backward_pairs)(int64_t begin, int64_t end, void *parameters) {
     const MixtureLogProb *p = parameters;
-    if (p->G == 2 && p->A == 1) FN(pairs)(p, begin, end, 2, 1);
-    else if (!IS_DOUBLE && p->G == 2 && p->A == 0) FN(pairs)(p, begin, end, 2, 0);
-    else if (!IS_DOUBLE && p->G == 3 && p->A == 0) FN(pairs)(p, begin, end, 3, 0);
-    else FN(pairs)(p, begin, end, p->G, p->A);
+    if (p->G == 2 && p->A == 1) FN(chunks)(p, begin, end, 2, 1);
+    else if (!IS_DOUBLE && p->G == 2 && p->A == 0) FN(chunks)(p, begin, end, 2, 0);
+    else if (!IS_DOUBLE && p->G == 3 && p->A == 0) FN(chunks)(p, begin, end, 3, 0);
+    else FN(chunks)(p, begin, end, p->G, p->A);
 }
 
 void FN(mixture_backward_reduce)(int64_t begin, int64_t end, void *parameters) {

@@ -27,7 +27,8 @@ INLINE void FN(load_queries)(const REAL *x, int64_t n, const MixtureRow *row, in
         REAL state[LANES * MIXTURE_MAX_D];
         const REAL *from = x;
         if (n < LANES) {
-            for (int i = 0; i < LANES * D; i++) state[i] = i < n * D ? x[i] : 0;
+            for (int i = 0; i < LANES * D; i++) state[i] = 0;
+            for (int i = 0; i < n * D; i++) state[i] = x[i];
             from = state;
         }
         for (int g = 0; g < G; g++) {
@@ -44,11 +45,11 @@ INLINE void FN(load_queries)(const REAL *x, int64_t n, const MixtureRow *row, in
     }
 }
 
-/* Of J components and K groups (compile-time numbers, J K = PAIRS / LANES): a = c + bias - sum of squares, the pairs of a
+/* Of J components and K groups (compile-time numbers, J K = PAIRS / LANES): a = c - sum of squares, the pairs of a
  * component and a group side by side; what backward needs of each pair: d (G times PAIRS), h (A times PAIRS). */
-INLINE void FN(exponents)(const REAL *q, int64_t size, const REAL *component, int64_t stride, REAL bias, int J, int K, int G, int A,
+INLINE void FN(exponents)(const REAL *q, int64_t size, const REAL *component, int64_t stride, int J, int K, int G, int A,
                           REAL *a, REAL *d, REAL *h) {
-    EACH_PAIR(J, K) a[at + l] = component[j] + bias;
+    EACH_PAIR(J, K) a[at + l] = component[j];
 #pragma GCC unroll 3
     for (int g = 0; g < G; g++) {
         const REAL *x = q + g * LANES, *mean = component + (1 + g) * stride;

@@ -8,7 +8,7 @@
  * Where forward has not been here, a short row's kernels are summed first, a group at a time, and kept for the second look.
  * No include guard: a file includes it once for each REAL.
  */
-#include "mixture_prepare.h"
+#include "mixture_row.h"
 
 #ifndef MDPS_MIXTURE_TILE_H
 #define MDPS_MIXTURE_TILE_H
@@ -53,7 +53,7 @@ INLINE void FN(add_pairs)(const REAL *t, int64_t size, const REAL *component, in
     const int F = G + 2 * A;
     REAL a[PAIRS] __attribute__((aligned(64))), pair[PAIRS] __attribute__((aligned(64)));
     REAL d[MIXTURE_MAX_D * PAIRS] __attribute__((aligned(64))), *h = d + G * PAIRS;
-    FN(exponents)(t, size, component, stride, 0, J, K, G, A, a, d, h);
+    FN(exponents)(t, size, component, stride, J, K, G, A, a, d, h);
     FN(weigh)(t, size, F, a, kept, J, K, pair);
     EACH_PAIR(J, K) w[j * (1 + F) * LANES + l] += pair[at + l];
 #pragma GCC unroll 3
@@ -98,11 +98,11 @@ INLINE void FN(sum_group)(REAL *t, const REAL *components, int64_t n, int64_t n_
     const int F = G + 2 * A;
     const REAL enough = (REAL)n_components * (REAL)MIXTURE_ENOUGH;
     REAL s[LANES] = {0};
-    for (int64_t j = 0; j < n_components; j += PAIRS / LANES) {
+    for (int64_t first = 0; first < n_components; first += PAIRS / LANES, kept += PAIRS) {
         REAL a[PAIRS] __attribute__((aligned(64)));
-        FN(exponents)(t, 0, components + j, stride, MIXTURE_BIAS, PAIRS / LANES, 1, G, A, a, 0, 0);
-        EACH_PAIR(4, 1) kept[j * LANES + at + l] = FN(exp2_from)(a[at + l], IS_DOUBLE ? -1022 : -126);
-        EACH_PAIR(4, 1) s[l] += kept[j * LANES + at + l];
+        FN(exponents)(t, 0, components + first, stride, PAIRS / LANES, 1, G, A, a, 0, 0);
+        EACH_PAIR(4, 1) kept[at + l] = a[at + l] = FN(exp2_biased)(a[at + l], MIXTURE_LEAST, MIXTURE_BIAS);
+        EACH_PAIR(4, 1) s[l] += a[at + l];
     }
     EACH_LANE {
         bool good = l < n && s[l] > enough;
@@ -182,7 +182,7 @@ INLINE void FN(load_groups)(const MixtureLogProb *p, int64_t b, const MixtureRow
         REAL *to_grad = ROW(t, F + GRADIENT), *to_sum = ROW(t, F + LOG2_SUM);
         for (int f = 0; f < F; f++) EACH_LANE ROW(t, F + BEFORE_SUMS + f)[l] = 0;
         FN(copy_lanes)(grad + i, n - i, to_grad);
-        if (p->log_prob && mixture_is_short(p)) continue;
+        if (mixture_sums_too(p)) continue;
         FN(copy_lanes)(log2_sum + i, n - i, to_sum);
         EACH_LANE to_grad[l] = to_sum[l] != INFINITY ? to_grad[l] : 0;
         EACH_LANE to_sum[l] = to_sum[l] != INFINITY ? to_sum[l] : 0;
@@ -241,14 +241,10 @@ INLINE void FN(super_tile)(const MixtureLogProb *p, int64_t b, const MixtureRow 
     REAL kept[CHUNK * LANES] __attribute__((aligned(64)));
     FN(load_groups)(p, b, row, i0, n, G, A, t);
     for (int64_t j0 = 0; j0 < p->N; j0 += CHUNK) {
-        int64_t rest = p->N - j0 < CHUNK ? p->N - j0 : CHUNK, i = 0;
-#ifdef TILED
-        for (; i + 3 * LANES < n && 1; i += 4 * LANES)
-            FN(add_groups)(t + i / LANES * size, size, components + j0, rest, stride, 0, 1, 4, G, A, w);
-#endif
-        for (; i < n; i += LANES) {
+        const int64_t rest = p->N - j0 < CHUNK ? p->N - j0 : CHUNK;
+        for (int64_t i = 0; i < n; i += LANES) {
             REAL *group = t + i / LANES * size;
-            if (p->log_prob && mixture_is_short(p)) {
+            if (mixture_sums_too(p)) {
                 FN(sum_group)(group, components, n - i, rest, stride, G, A, kept, (REAL *)p->log2_sum + b * p->M + i0 + i);
                 FN(add_groups)(group, size, components, rest, stride, kept, 4, 1, G, A, w);
             } else FN(add_groups)(group, size, components + j0, rest, stride, 0, 4, 1, G, A, w);

@@ -1,6 +1,19 @@
-/* What a row of the batch needs before its pairs, for forward and backward (REAL, FN: for_each_real.h; no include guard). */
+/* What a row of a batch of mixtures needs before its pairs. Contract: mixture_log_prob.h. */
+#ifndef REAL
 #include "bessel.h"
+#include "mixture_log_prob.h"
+#define MDPS_FILE "mixture_prepare.c"
+#include "for_each_real.h"
+#else
 #include "mixture_row.h"
+
+int64_t FN(mixture_bad_bandwidth)(const MixtureLogProb *p) {
+    const REAL *bandwidths = p->bandwidths;
+    const int D = p->G + p->A;
+    for (int64_t i = 0; i < (p->bandwidth_stride ? p->B : 1) * D; i++)
+        if (!(bandwidths[i] > 0 && bandwidths[i] < INFINITY)) return i / D;
+    return -1;
+}
 
 /* What depends on the bandwidths alone. */
 INLINE void FN(prepare_kernel)(const MixtureLogProb *p, int64_t b, MixtureRow *row) {
@@ -54,29 +67,6 @@ INLINE void FN(centre_of)(const REAL *means, int64_t N, int D, REAL *centre) {
         for (int d = 0; d < D; d++) centre[l * D + d] = (REAL)(0.5 * ((double)low[d] + (double)high[d]));
 }
 
-/* Centre and top of a row; whether it is computed exactly: some scaled coordinate is beyond what REAL holds well, or not
- * finite. */
-INLINE void FN(prepare_row)(const MixtureLogProb *p, int64_t b, int G, int A, MixtureRow *row) {
-    const int D = G + A;
-    const REAL *means = (const REAL *)p->means + b * p->N * D, *x = (const REAL *)p->x + b * p->M * D;
-    const REAL *weights = (const REAL *)p->log_weights + b * p->N;
-    const REAL most = IS_DOUBLE ? (REAL)0x1p40 : 1024;
-    REAL top = -INFINITY, centre[MIXTURE_MAX_D * LANES] = {0}, scale[MIXTURE_MAX_D * LANES];
-    if (p->N) FN(centre_of)(means, p->N, D, centre);
-    for (int l = 0; l < LANES; l++)
-        for (int d = 0; d < D; d++) scale[l * D + d] = d < G ? (REAL)row->scale[d] : 0;
-    for (int d = 0; d < D; d++) row->centre[d] = centre[d];
-    int beyond = FN(any_far)(x, p->M, D, centre, scale, most) | FN(any_far)(means, p->N, D, centre, scale, most);
-    for (int d = G; d < D; d++) beyond |= !(row->scale[d] <= most);
-#pragma omp simd reduction(| : beyond) reduction(max : top)
-    for (int64_t j = 0; j < p->N; j++) {
-        beyond |= !(weights[j] < INFINITY);
-        top = weights[j] > top ? weights[j] : top;
-    }
-    row->top = top;
-    row->exactly = beyond;
-}
-
 /* Components as structure of arrays: log2 of the relative weight, scaled means, then r cos(mu/2) and r sin(mu/2). */
 INLINE void FN(prepare_components)(const MixtureLogProb *p, int64_t b, int G, int A, const MixtureRow *row, REAL *out) {
     const int D = G + A;
@@ -102,11 +92,45 @@ INLINE void FN(prepare_components)(const MixtureLogProb *p, int64_t b, int G, in
     }
 }
 
-/* Row b, with its kernel unless `same` says that the row has the last one's. */
-INLINE void FN(prepare)(const MixtureLogProb *p, int64_t b, bool same, int G, int A, MixtureRow *row, REAL *components) {
+/* Centre and top of a row; whether it is computed exactly: some scaled coordinate is beyond what REAL holds well, or not
+ * finite. */
+INLINE void FN(prepare_row)(const MixtureLogProb *p, int64_t b, int G, int A, MixtureRow *row, REAL *components) {
+    const int D = G + A;
+    const REAL *means = (const REAL *)p->means + b * p->N * D, *x = (const REAL *)p->x + b * p->M * D;
+    const REAL *weights = (const REAL *)p->log_weights + b * p->N;
+    const REAL most = IS_DOUBLE ? (REAL)0x1p40 : 1024;
+    REAL top = -INFINITY, centre[MIXTURE_MAX_D * LANES] = {0}, scale[MIXTURE_MAX_D * LANES];
+    if (p->N) FN(centre_of)(means, p->N, D, centre);
+    for (int l = 0; l < LANES; l++)
+        for (int d = 0; d < D; d++) scale[l * D + d] = d < G ? (REAL)row->scale[d] : 0;
+    for (int d = 0; d < D; d++) row->centre[d] = centre[d];
+    int beyond = FN(any_far)(x, p->M, D, centre, scale, most) | FN(any_far)(means, p->N, D, centre, scale, most);
+    for (int d = G; d < D; d++) beyond |= !(row->scale[d] <= most);
+#pragma omp simd reduction(| : beyond) reduction(max : top)
+    for (int64_t j = 0; j < p->N; j++) {
+        beyond |= !(weights[j] < INFINITY);
+        top = weights[j] > top ? weights[j] : top;
+    }
+    row->top = top;
+    row->exactly = beyond;
+    if (!beyond) FN(prepare_components)(p, b, G, A, row, components);
+}
+
+CLONES void FN(mixture_prepare_row)(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components) {
     if (!same) FN(prepare_kernel)(p, b, row);
     row->exactly = p->M < MIXTURE_FEW_QUERIES;
     if (row->exactly) return;
-    FN(prepare_row)(p, b, G, A, row);
-    if (!row->exactly) FN(prepare_components)(p, b, G, A, row, components);
+    if (p->G == 2 && p->A == 1) FN(prepare_row)(p, b, 2, 1, row, components);
+    else FN(prepare_row)(p, b, p->G, p->A, row, components);
 }
+
+void FN(mixture_prepare)(int64_t begin, int64_t end, void *parameters) {
+    const MixtureLogProb *p = parameters;
+    const int64_t size = mixture_padded(p->N) * (1 + mixture_features(p));
+    for (int64_t b = begin; b < end; b++) {
+        bool same = b > begin && !p->bandwidth_stride;
+        if (same) p->rows[b] = p->rows[b - 1];
+        FN(mixture_prepare_row)(p, b, same, p->rows + b, (REAL *)p->components + b * size);
+    }
+}
+#endif
