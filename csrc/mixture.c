@@ -54,7 +54,8 @@ static int64_t items_per_task(const MixtureLogProb *p, int64_t queries) {
 void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p) {
     take_scratch(call, x, p, 0);
     if (!mixture_is_short(p)) run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
-    run(call, x, KERNELS(mixture_log_prob), p, mixture_forward_items(p), items_per_task(p, mixture_is_short(p) ? p->M : MIXTURE_TILE));
+    run(call, x, KERNELS(mixture_log_prob), p, mixture_forward_items(p),
+        items_per_task(p, mixture_is_short(p) ? p->M : MIXTURE_TILE));
 }
 
 Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureLogProb *p, bool prepared) {

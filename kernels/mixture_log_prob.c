@@ -14,7 +14,7 @@
 
 /* sum[lane of K groups] += 2^(a + BIAS), J components at a time. */
 INLINE void FN(sum_groups)(const REAL *q, int64_t size, const REAL *components, int64_t N, int64_t stride, int J, int K, int G,
-                           int A, REAL *sum) {
+                       int A, REAL *sum) {
     REAL s[PAIRS] __attribute__((aligned(64))) = {0};
     for (int64_t n = 0; n < N; n += J) {
         REAL a[PAIRS] __attribute__((aligned(64)));
@@ -35,7 +35,8 @@ INLINE void FN(exact_query)(const MixtureLogProb *p, int64_t b, int64_t i, const
 
 /* Queries i0 .. i0 + n of row b, n <= 64. */
 INLINE void
-FN(tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int n, const MixtureRow *row, const REAL *components, int G, int A) {
+FN(tile)(const MixtureLogProb *p, int64_t b, int64_t i0, int n, const MixtureRow *row, const REAL *components, int G,
+                 int A) {
     const int64_t stride = mixture_padded(p->N), size = (G + 2 * A) * LANES;
     REAL q[2 * MIXTURE_MAX_D * MIXTURE_TILE] __attribute__((aligned(64))), sum[MIXTURE_TILE] __attribute__((aligned(64)));
     REAL *log_prob = (REAL *)p->log_prob + b * p->M + i0, *log2_sum = (REAL *)p->log2_sum + b * p->M + i0;
@@ -68,7 +69,7 @@ INLINE void FN(tiles)(const MixtureLogProb *p, int64_t begin, int64_t end, int G
         const int64_t b = item / n_tiles, i0 = item % n_tiles * MIXTURE_TILE;
         if (is_short && i0 == 0) FN(mixture_prepare_row)(p, b, item > begin && !p->bandwidth_stride, &own, own_components);
         FN(tile)(p, b, i0, p->M - i0 < MIXTURE_TILE ? (int)(p->M - i0) : MIXTURE_TILE, is_short ? &own : p->rows + b,
-                 is_short ? own_components : (const REAL *)p->components + b * size, G, A);
+             is_short ? own_components : (const REAL *)p->components + b * size, G, A);
     }
 }
 

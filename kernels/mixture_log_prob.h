@@ -43,8 +43,9 @@ enum {
     MIXTURE_SHORT = 128       /* the most components of a short row */
 };
 
-/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward sums 2^(a + BIAS); what is below 2^LEAST is
- * flushed to 0, so a sum above N 2^(LEAST + BIAS + digits) has lost less than half a digit: the test of each query. */
+/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward sums 2^(a + BIAS); what is below
+ * 2^LEAST is flushed to 0, so a sum above N 2^(LEAST + BIAS + digits) has lost less than half a digit: the test of each query.
+ */
 #define MIXTURE_BIAS (IS_DOUBLE ? 900 : 100)
 #define MIXTURE_LEAST (IS_DOUBLE ? -1922 : -226)
 #define MIXTURE_ENOUGH (IS_DOUBLE ? 0x1p-969 : 0x1p-102)
@@ -75,8 +76,8 @@ typedef struct {
 INLINE int64_t mixture_padded(int64_t n) { return (n + 15) / 16 * 16; }
 INLINE int64_t mixture_features(const MixtureLogProb *p) { return p->G + 2 * p->A; }
 INLINE int64_t mixture_tiles(const MixtureLogProb *p) { return (p->M + MIXTURE_TILE - 1) / MIXTURE_TILE; }
-/* Short rows are prepared, summed and differentiated one after the other, a row an item: nothing of them goes through memory but
- * arguments and results. */
+/* Short rows are prepared, summed and differentiated one after the other, a row an item: nothing of them goes through memory
+ * but arguments and results. */
 INLINE bool mixture_is_short(const MixtureLogProb *p) { return p->N <= MIXTURE_SHORT && p->M <= MIXTURE_SUPER; }
 /* Backward splits a row's queries into at most 8 chunks of whole super-tiles (512 queries), each with sums of its own. */
 INLINE int64_t mixture_chunk(const MixtureLogProb *p) {
@@ -101,17 +102,20 @@ INLINE int64_t mixture_row_sums(const MixtureLogProb *p) {
 int64_t mixture_bad_bandwidth_f32(const MixtureLogProb *p);
 int64_t mixture_bad_bandwidth_f64(const MixtureLogProb *p);
 
-/* Row b before its pairs: into *row and `components`; where the bandwidths are those of the row that *row has been of, `same`. */
+/* Row b before its pairs: into *row and `components`; where the bandwidths are those of the row that *row has been of, `same`.
+ */
 void mixture_prepare_row_f32(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components);
 void mixture_prepare_row_f64(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components);
-/* Forward: prepare (items: rows; not for short rows, which have no scratch), then log_prob (items: rows x tiles, or short rows). */
+/* Forward: prepare (items: rows; not for short rows, which have no scratch), then log_prob (items: rows x tiles, or short
+ * rows). */
 void mixture_prepare_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_prepare_f64(int64_t begin, int64_t end, void *parameters);
 void mixture_log_prob_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_log_prob_f64(int64_t begin, int64_t end, void *parameters);
 
-/* Backward, after prepare and with log2_sum: pairs (items: rows x chunks), reduce (items: rows), then once share. Short rows: pairs
- * (items: rows), then share; where log_prob is not NULL, log2_sum is filled on the way, with +inf or 0 (IWSG has no forward pass). */
+/* Backward, after prepare and with log2_sum: pairs (items: rows x chunks), reduce (items: rows), then once share. Short rows:
+ * pairs (items: rows), then share; where log_prob is not NULL, log2_sum is filled on the way, with +inf or 0 (IWSG has no
+ * forward pass). */
 void mixture_backward_pairs_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_backward_pairs_f64(int64_t begin, int64_t end, void *parameters);
 /* Sums over chunks; leaves the row's bandwidth gradient in its first chunk. */

@@ -49,7 +49,7 @@ INLINE void FN(exact_query_backward)(const MixtureLogProb *p, int64_t b, int64_t
 
 /* Queries first .. last of a row. */
 INLINE void FN(queries)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, const REAL *components, int64_t first,
-                        int64_t last, int G, int A, REAL *w, FN(Sums) out) {
+                    int64_t last, int G, int A, REAL *w, FN(Sums) out) {
     const REAL *log2_sum = (const REAL *)p->log2_sum + b * p->M;
     int few = row->exactly;
     memset(out.weights, 0, sizeof(double) * mixture_sums(p));
@@ -89,7 +89,7 @@ INLINE void FN(chunks)(const MixtureLogProb *p, int64_t begin, int64_t end, int 
         const FN(Sums) out = is_short ? FN(sums_at)(p, own_sums) : FN(sums_of)(p, b, chunk);
         if (is_short) FN(mixture_prepare_row)(p, b, b > begin && !p->bandwidth_stride, &own, own_components);
         FN(queries)(p, b, is_short ? &own : p->rows + b, is_short ? own_components : (const REAL *)p->components + b * size, first,
-                    last, G, A, w, out);
+                last, G, A, w, out);
         if (is_short) {
             FN(store)(p, b, out);
             memcpy(p->sums + b * (G + A + 1), out.bandwidths, sizeof(double) * (G + A + 1));

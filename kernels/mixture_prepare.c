@@ -30,8 +30,8 @@ INLINE void FN(prepare_kernel)(const MixtureLogProb *p, int64_t b, MixtureRow *r
     }
 }
 
-/* Whether one of n states is not finite or farther than `most` from the centre, in scaled linear coordinates. Numbers are taken as
- * they lie in memory, LANES states at a time; `centre` and `scale` are those of LANES states. */
+/* Whether one of n states is not finite or farther than `most` from the centre, in scaled linear coordinates. Numbers are taken
+ * as they lie in memory, LANES states at a time; `centre` and `scale` are those of LANES states. */
 INLINE int FN(any_far_of)(const REAL *x, int n, const REAL *centre, const REAL *scale, REAL most) {
     int far = 0;
 #pragma omp simd reduction(| : far)

@@ -14,13 +14,14 @@
 enum { LANES = 16, PAIRS = 64 /* computed side by side, which hides the latency of a pair's chain of operations */ };
 /* Loops that become vector instructions; without the pragma gcc unrolls the lanes instead. */
 #define EACH_LANE _Pragma("omp simd") for (int l = 0; l < LANES; l++)
-#define EACH_PAIR(J, K)                                                   \
-    _Pragma("GCC unroll 4") for (int j = 0; j < J; j++)                   \
+#define EACH_PAIR(J, K)                                 \
+    _Pragma("GCC unroll 4") for (int j = 0; j < J; j++) \
         _Pragma("GCC unroll 4") for (int k = 0, at = j * K * LANES; k < K; k++, at += LANES) EACH_LANE
 #endif
 
-/* Queries are held in groups of 16 lanes, a row of 16 numbers a feature: G scaled coordinates, A cosines, A sines of half angles;
- * `size` numbers a group, with what else its user keeps of it. Fills the groups of n queries, with 0 behind the last. */
+/* Queries are held in groups of 16 lanes, a row of 16 numbers a feature: G scaled coordinates, A cosines, A sines of half
+ * angles; `size` numbers a group, with what else its user keeps of it. Fills the groups of n queries, with 0 behind the last.
+ */
 INLINE void FN(load_queries)(const REAL *x, int64_t n, const MixtureRow *row, int G, int A, REAL *q, int64_t size) {
     const int D = G + A;
     for (; n > 0; x += D * LANES, n -= LANES, q += size) {
@@ -45,10 +46,19 @@ INLINE void FN(load_queries)(const REAL *x, int64_t n, const MixtureRow *row, in
     }
 }
 
+/* A group's lanes of an array, 0 behind its n numbers. */
+INLINE void FN(copy_lanes)(const REAL *from, int64_t n, REAL *to) {
+    if (n < LANES) {
+        EACH_LANE to[l] = 0;
+        for (int64_t l = 0; l < n; l++) to[l] = from[l];
+    } else EACH_LANE to[l] = from[l];
+}
+
 /* Of J components and K groups (compile-time numbers, J K = PAIRS / LANES): a = c - sum of squares, the pairs of a
  * component and a group side by side; what backward needs of each pair: d (G times PAIRS), h (A times PAIRS). */
-INLINE void FN(exponents)(const REAL *q, int64_t size, const REAL *component, int64_t stride, int J, int K, int G, int A,
-                          REAL *a, REAL *d, REAL *h) {
+INLINE void
+FN(exponents)(const REAL *q, int64_t size, const REAL *component, int64_t stride, int J, int K, int G, int A, REAL *a,
+                      REAL *d, REAL *h) {
     EACH_PAIR(J, K) a[at + l] = component[j];
 #pragma GCC unroll 3
     for (int g = 0; g < G; g++) {
@@ -77,8 +87,9 @@ typedef struct {
     double a[MIXTURE_BLOCK], d[MIXTURE_MAX_D][MIXTURE_BLOCK]; /* d: (x - mu) / beta, or sin((x - mu) / 2) */
 } FN(Block);
 
-INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, const REAL *x, int64_t j0, int64_t n, int G,
-                            int A, FN(Block) *k) {
+INLINE void
+FN(exact_block)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, const REAL *x, int64_t j0, int64_t n, int G,
+                        int A, FN(Block) *k) {
     const int D = G + A;
     const REAL *means = (const REAL *)p->means + (b * p->N + j0) * D, *weights = (const REAL *)p->log_weights + b * p->N + j0;
     for (int64_t l = 0; l < n; l++) k->a[l] = weights[l] * LOG2E;
@@ -101,7 +112,7 @@ INLINE void FN(exact_block)(const MixtureLogProb *p, int64_t b, const MixtureRow
 
 /* log2 of the query's sum as top + log2(sum): blocks of components, each relative to the largest exponent so far. */
 INLINE void FN(exact_sum)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, const REAL *x, int G, int A, FN(Block) *k,
-                          double *top, double *sum) {
+                      double *top, double *sum) {
     double m = -INFINITY, s = 0, probe = 0;
     for (int64_t j0 = 0; j0 < p->N; j0 += MIXTURE_BLOCK) {
         int64_t n = p->N - j0 < MIXTURE_BLOCK ? p->N - j0 : MIXTURE_BLOCK;

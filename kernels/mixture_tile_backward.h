@@ -14,8 +14,9 @@
 #define MDPS_MIXTURE_TILE_H
 enum {
     GROUPS = MIXTURE_SUPER / LANES,
-    CHUNK = MIXTURE_SHORT, /* components */
-    FOLD = 128             /* rows */
+    CHUNK = MIXTURE_SHORT,  /* components */
+    FOLD = 128,             /* rows */
+    ABREAST = PAIRS / LANES /* components */
 };
 /* A group's features, rows of 16: F = G + 2 A coordinates; what P is made of: its gradient, and log2 of its sum, or the sum's
  * inverse and the least kernel that counts; then F sums over components. */
@@ -36,73 +37,72 @@ INLINE FN(Sums) FN(sums_at)(const MixtureLogProb *p, double *start) {
 
 INLINE int64_t FN(group_size)(int G, int A) { return (int64_t)(2 * (G + 2 * A) + BEFORE_SUMS) * LANES; }
 
-/* P of J components and K groups: of exponents, or of kernels that were kept. */
-INLINE void FN(weigh)(const REAL *t, int64_t size, int F, const REAL *a, const REAL *kept, int J, int K, REAL *pair) {
-    const REAL *grad = ROW(t, F + GRADIENT), *log2_sum = ROW(t, F + LOG2_SUM), *least = ROW(t, F + LEAST);
-    if (!kept) EACH_PAIR(J, K)
-        pair[at + l] = grad[k * size + l] * FN(exp2_from)(a[at + l] - log2_sum[k * size + l], -64);
-    else EACH_PAIR(J, K) {
-        REAL kernel = kept[at + l] < least[k * size + l] ? 0 : kept[at + l];
-        pair[at + l] = kernel * log2_sum[k * size + l] * grad[k * size + l];
+/* P of ABREAST components with a group: of exponents, or of kernels that were kept. */
+INLINE void FN(weigh)(const REAL *t, int F, const REAL *a, const REAL *kept, REAL *pair) {
+    const REAL *grad = ROW(t, F + GRADIENT), *log2_sum = ROW(t, F + LOG2_SUM);
+    const REAL *inverse = ROW(t, F + INVERSE), *least = ROW(t, F + LEAST);
+    if (kept) {
+        EACH_PAIR(ABREAST, 1) {
+            REAL kernel = kept[at + l] < least[l] ? 0 : kept[at + l];
+            pair[at + l] = kernel * inverse[l] * grad[l]; /* in this order: gradient x inverse may be denormal */
+        }
+    } else {
+        EACH_PAIR(ABREAST, 1) pair[at + l] = grad[l] * FN(exp2_from)(a[at + l] - log2_sum[l], -64);
     }
 }
 
-/* Adds pairs of J components and K groups to the groups' sums s and to the components' lanes w. */
-INLINE void FN(add_pairs)(const REAL *t, int64_t size, const REAL *component, int64_t stride, const REAL *kept, int J, int K, int G,
-                          int A, REAL *s, REAL *w) {
+/* Adds the pairs of ABREAST components with a group to the group's sums s and to the components' lanes w. */
+INLINE void
+FN(add_pairs)(const REAL *t, const REAL *component, int64_t stride, const REAL *kept, int G, int A, REAL *s, REAL *w) {
     const int F = G + 2 * A;
     REAL a[PAIRS] __attribute__((aligned(64))), pair[PAIRS] __attribute__((aligned(64)));
     REAL d[MIXTURE_MAX_D * PAIRS] __attribute__((aligned(64))), *h = d + G * PAIRS;
-    FN(exponents)(t, size, component, stride, J, K, G, A, a, d, h);
-    FN(weigh)(t, size, F, a, kept, J, K, pair);
-    EACH_PAIR(J, K) w[j * (1 + F) * LANES + l] += pair[at + l];
+    FN(exponents)(t, 0, component, stride, ABREAST, 1, G, A, a, d, h);
+    FN(weigh)(t, F, a, kept, pair);
+    EACH_PAIR(ABREAST, 1) w[j * (1 + F) * LANES + l] += pair[at + l];
 #pragma GCC unroll 3
     for (int g = 0; g < G; g++) {
-        EACH_PAIR(J, K) {
-            s[(g * K + k) * LANES + l] += pair[at + l] * d[g * PAIRS + at + l];
-            w[(j * (1 + F) + 1 + g) * LANES + l] += pair[at + l] * d[g * PAIRS + at + l];
+        EACH_PAIR(ABREAST, 1) {
+            ROW(s, g)[l] += pair[at + l] * d[g * PAIRS + at + l];
+            ROW(w, j * (1 + F) + 1 + g)[l] += pair[at + l] * d[g * PAIRS + at + l];
         }
     }
 #pragma GCC unroll 2
-    for (int i = 0; i < A; i++) {
-        const REAL *kc = component + (1 + G + i) * stride, *ks = kc + A * stride;
-        const REAL *cosine = ROW(t, G + i), *sine = ROW(t, G + A + i);
-        EACH_PAIR(J, K) {
-            REAL ph = pair[at + l] * h[i * PAIRS + at + l];
-            s[((G + i) * K + k) * LANES + l] += ph * kc[j];
-            s[((G + A + i) * K + k) * LANES + l] += ph * ks[j];
-            w[(j * (1 + F) + 1 + G + i) * LANES + l] += ph * cosine[k * size + l];
-            w[(j * (1 + F) + 1 + G + A + i) * LANES + l] += ph * sine[k * size + l];
+    for (int i = G; i < G + A; i++) {
+        const REAL *kc = component + (1 + i) * stride, *ks = kc + A * stride;
+        const REAL *cosine = ROW(t, i), *sine = ROW(t, A + i);
+        EACH_PAIR(ABREAST, 1) {
+            REAL ph = pair[at + l] * d[i * PAIRS + at + l];
+            ROW(s, i)[l] += ph * kc[j];
+            ROW(s, A + i)[l] += ph * ks[j];
+            ROW(w, j * (1 + F) + 1 + i)[l] += ph * cosine[l];
+            ROW(w, j * (1 + F) + 1 + A + i)[l] += ph * sine[l];
         }
     }
 }
 
-/* K groups with n components. */
-INLINE void FN(add_groups)(REAL *t, int64_t size, const REAL *components, int64_t n, int64_t stride, const REAL *kept, int J, int K,
-                           int G, int A, REAL *w) {
+/* A group with n components. */
+INLINE void FN(add_group)(REAL *t, const REAL *components, int64_t n, int64_t stride, const REAL *kept, int G, int A, REAL *w) {
     const int F = G + 2 * A;
-    REAL s[2 * MIXTURE_MAX_D * PAIRS] __attribute__((aligned(64)));
-    for (int f = 0; f < F; f++)
-        for (int k = 0; k < K; k++) EACH_LANE s[(f * K + k) * LANES + l] = ROW(t + k * size, F + BEFORE_SUMS + f)[l];
-    for (int64_t j = 0; j < n; j += J)
-        FN(add_pairs)(t, size, components + j, stride, kept ? kept + j * K * LANES : 0, J, K, G, A, s,
-                      w + j * (1 + F) * LANES);
-    for (int f = 0; f < F; f++)
-        for (int k = 0; k < K; k++) EACH_LANE ROW(t + k * size, F + BEFORE_SUMS + f)[l] = s[(f * K + k) * LANES + l];
+    REAL s[2 * MIXTURE_MAX_D * LANES] __attribute__((aligned(64)));
+    for (int f = 0; f < F; f++) EACH_LANE ROW(s, f)[l] = ROW(t, F + BEFORE_SUMS + f)[l];
+    for (int64_t j = 0; j < n; j += ABREAST)
+        FN(add_pairs)(t, components + j, stride, kept ? kept + j * LANES : 0, G, A, s, ROW(w, j * (1 + F)));
+    for (int f = 0; f < F; f++) EACH_LANE ROW(t, F + BEFORE_SUMS + f)[l] = s[f * LANES + l];
 }
 
 /* A group's kernels with n components, 2^(a + BIAS), and from their sum what `weigh` needs; log2_sum becomes +inf where the sum
  * is too small to be trusted, otherwise 0. */
-INLINE void FN(sum_group)(REAL *t, const REAL *components, int64_t n, int64_t n_components, int64_t stride, int G, int A, REAL *kept,
-                          REAL *log2_sum) {
+INLINE void FN(sum_group)(REAL *t, const REAL *components, int64_t n, int64_t n_components, int64_t stride, int G, int A,
+                      REAL *kept, REAL *log2_sum) {
     const int F = G + 2 * A;
     const REAL enough = (REAL)n_components * (REAL)MIXTURE_ENOUGH;
     REAL s[LANES] = {0};
-    for (int64_t first = 0; first < n_components; first += PAIRS / LANES, kept += PAIRS) {
+    for (int64_t first = 0; first < n_components; first += ABREAST, kept += PAIRS) {
         REAL a[PAIRS] __attribute__((aligned(64)));
-        FN(exponents)(t, 0, components + first, stride, PAIRS / LANES, 1, G, A, a, 0, 0);
-        EACH_PAIR(4, 1) kept[at + l] = a[at + l] = FN(exp2_biased)(a[at + l], MIXTURE_LEAST, MIXTURE_BIAS);
-        EACH_PAIR(4, 1) s[l] += a[at + l];
+        FN(exponents)(t, 0, components + first, stride, ABREAST, 1, G, A, a, 0, 0);
+        EACH_PAIR(ABREAST, 1) kept[at + l] = a[at + l] = FN(exp2_biased)(a[at + l], MIXTURE_LEAST, MIXTURE_BIAS);
+        EACH_PAIR(ABREAST, 1) s[l] += a[at + l];
     }
     EACH_LANE {
         bool good = l < n && s[l] > enough;
@@ -139,7 +139,7 @@ INLINE void FN(sum_lanes)(REAL *w, int64_t n, REAL *sum) {
 
 /* The lanes of n components' sums, added up and turned into gradients: scaled units become those of the state. */
 INLINE void FN(fold_chunk)(const MixtureRow *row, const REAL *components, int64_t n, int64_t stride, int G, int A, REAL *w,
-                           int64_t j0, FN(Sums) out) {
+                       int64_t j0, FN(Sums) out) {
     const int F = G + 2 * A;
     REAL sums[(1 + 2 * MIXTURE_MAX_D) * CHUNK] __attribute__((aligned(64))), *s = sums;
     FN(sum_lanes)(w, n * (1 + F), sums);
@@ -164,16 +164,10 @@ INLINE void FN(fold_chunk)(const MixtureRow *row, const REAL *components, int64_
     }
 }
 
-/* A group's lanes of an array, 0 behind its n numbers. */
-INLINE void FN(copy_lanes)(const REAL *from, int64_t n, REAL *to) {
-    if (n < LANES) {
-        EACH_LANE to[l] = 0;
-        for (int64_t l = 0; l < n; l++) to[l] = from[l];
-    } else EACH_LANE to[l] = from[l];
-}
-
-/* Queries of the groups and what forward left of them; those that are computed exactly, and padding, become 0 with gradient 0. */
-INLINE void FN(load_groups)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, int64_t i0, int64_t n, int G, int A, REAL *t) {
+/* Queries of the groups and what forward left of them; those that are computed exactly, and padding, become 0 with gradient 0.
+ */
+INLINE void FN(load_groups)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, int64_t i0, int64_t n, int G, int A,
+                        REAL *t) {
     const int F = G + 2 * A;
     const int64_t size = FN(group_size)(G, A);
     const REAL *log2_sum = (const REAL *)p->log2_sum + b * p->M + i0, *grad = (const REAL *)p->grad + b * p->M + i0;
@@ -214,7 +208,7 @@ INLINE void FN(store_group)(const MixtureRow *row, const REAL *t, int64_t n, int
 }
 
 INLINE void FN(finish_groups)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, int64_t i0, int64_t n, int G, int A,
-                              const REAL *t, FN(Sums) out) {
+                          const REAL *t, FN(Sums) out) {
     const int D = G + A;
     double squares[(MIXTURE_MAX_D + 1) * LANES] __attribute__((aligned(64)));
     memset(squares, 0, sizeof(double) * (D + 1) * LANES);
@@ -234,8 +228,9 @@ INLINE void FN(finish_groups)(const MixtureLogProb *p, int64_t b, const MixtureR
 }
 
 /* Queries i0 .. i0 + n of a row, n <= 512: every pair once. */
-INLINE void FN(super_tile)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, const REAL *components, int64_t i0, int64_t n,
-                           int G, int A, REAL *w, FN(Sums) out) {
+INLINE void
+FN(super_tile)(const MixtureLogProb *p, int64_t b, const MixtureRow *row, const REAL *components, int64_t i0, int64_t n,
+                       int G, int A, REAL *w, FN(Sums) out) {
     const int64_t stride = mixture_padded(p->N), size = FN(group_size)(G, A);
     REAL t[GROUPS * (4 * MIXTURE_MAX_D + BEFORE_SUMS) * LANES] __attribute__((aligned(64)));
     REAL kept[CHUNK * LANES] __attribute__((aligned(64)));
@@ -246,8 +241,8 @@ INLINE void FN(super_tile)(const MixtureLogProb *p, int64_t b, const MixtureRow 
             REAL *group = t + i / LANES * size;
             if (mixture_sums_too(p)) {
                 FN(sum_group)(group, components, n - i, rest, stride, G, A, kept, (REAL *)p->log2_sum + b * p->M + i0 + i);
-                FN(add_groups)(group, size, components, rest, stride, kept, 4, 1, G, A, w);
-            } else FN(add_groups)(group, size, components + j0, rest, stride, 0, 4, 1, G, A, w);
+                FN(add_group)(group, components, rest, stride, kept, G, A, w);
+            } else FN(add_group)(group, components + j0, rest, stride, 0, G, A, w);
         }
         FN(fold_chunk)(row, components + j0, rest, stride, G, A, w, j0, out);
     }
