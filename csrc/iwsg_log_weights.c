@@ -31,7 +31,8 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p.grad = grad.data;
     p.log_prob = new_tensor(&call, &samples, 2, samples.size).data;
     p.log2_sum = new_tensor(&call, &samples, 2, samples.size).data;
-    if (!on_cuda(&samples) || !mixture_is_small(&p)) mixture_forward(&call, &samples, &p); /* else backward does it */
+    bool backward_sums = on_cuda(&samples) ? mixture_is_small(&p) : mixture_is_short(&p);
+    if (!backward_sums) mixture_forward(&call, &samples, &p);
     Mixture grads = mixture_backward(&call, &samples, &mixture, &p, true);
     finish(&call, stack, 3, (Tensor[]){grads.means, grads.log_weights, grads.bandwidths});
 }

@@ -33,6 +33,7 @@ MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m,
     if (!ok(call) || on_cuda(x)) return p;
     int64_t bad = (x->is_double ? mixture_bad_bandwidth_f64 : mixture_bad_bandwidth_f32)(&p);
     expect(call, bad < 0, "bandwidths: expected positive finite numbers, got another one in row %lld", (long long)bad);
+    if (mixture_is_short(&p)) return p;
     p.rows = new_scratch(call, x, p.B * (int64_t)sizeof(MixtureRow));
     p.components = new_scratch(call, x, p.B * mixture_padded(p.N) * (1 + mixture_features(&p)) * (x->is_double ? 8 : 4));
     return p;
@@ -46,10 +47,15 @@ static void take_scratch(Call *call, const Tensor *x, MixtureLogProb *p, int bac
 
 static int64_t rows_per_task(const MixtureLogProb *p) { return 1 + 4096 / (p->M + p->N + 1); }
 
+static int64_t items_per_task(const MixtureLogProb *p, int64_t queries) {
+    return 1 + PAIRS_PER_TASK / ((queries + 1) * (p->N + 1));
+}
+
 void mixture_forward(Call *call, const Tensor *x, MixtureLogProb *p) {
     take_scratch(call, x, p, 0);
-    run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
-    run(call, x, KERNELS(mixture_log_prob), p, p->B * mixture_tiles(p), 1 + PAIRS_PER_TASK / (MIXTURE_TILE * (p->N + 1)));
+    if (!mixture_is_short(p)) run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
+    run(call, x, KERNELS(mixture_log_prob), p, mixture_forward_items(p),
+        items_per_task(p, mixture_is_short(p) ? p->M : MIXTURE_TILE));
 }
 
 Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureLogProb *p, bool prepared) {
@@ -57,11 +63,11 @@ Mixture mixture_backward(Call *call, const Tensor *x, const Mixture *m, MixtureL
                     new_tensor(call, x, (int)m->bandwidths.dim, m->bandwidths.size)};
     p->grad_means = grad.means.data, p->grad_log_weights = grad.log_weights.data, p->grad_bandwidths = grad.bandwidths.data;
     if (on_cuda(x)) take_scratch(call, x, p, 1);
-    else p->sums = new_scratch(call, x, p->B * mixture_chunks(p) * mixture_sums(p) * (int64_t)sizeof(double));
-    if (!prepared) run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
-    run(call, x, CPU_KERNELS(mixture_backward_pairs), p, p->B * mixture_chunks(p),
-        1 + PAIRS_PER_TASK / (mixture_chunk(p) * (p->N + 1)));
-    run(call, x, CPU_KERNELS(mixture_backward_reduce), p, p->B, rows_per_task(p));
+    else p->sums = new_scratch(call, x, p->B * mixture_row_sums(p) * (int64_t)sizeof(double));
+    if (!prepared && !mixture_is_short(p)) run(call, x, CPU_KERNELS(mixture_prepare), p, p->B, rows_per_task(p));
+    run(call, x, CPU_KERNELS(mixture_backward_pairs), p, mixture_backward_items(p),
+        items_per_task(p, mixture_is_short(p) ? p->M : mixture_chunk(p)));
+    if (!mixture_is_short(p)) run(call, x, CPU_KERNELS(mixture_backward_reduce), p, p->B, rows_per_task(p));
     run(call, x, (Kernels){mixture_backward_share_f32, mixture_backward_share_f64, mixture_log_prob_backward_cuda}, p, 1, 1);
     return grad;
 }

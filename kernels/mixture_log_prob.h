@@ -38,12 +38,16 @@ enum {
     MIXTURE_MAX_D = 16,
     MIXTURE_TILE = 64,        /* queries that are lanes together */
     MIXTURE_FEW_QUERIES = 16, /* fewer queries a row are computed one by one */
-    MIXTURE_BLOCK = 128       /* components that are lanes together then */
+    MIXTURE_BLOCK = 128,      /* components that are lanes together then */
+    MIXTURE_SUPER = 512,      /* queries whose gradients are summed in REAL */
+    MIXTURE_SHORT = 128       /* the most components of a short row */
 };
 
-/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward adds 2^BIAS and sums: what is flushed
- * to 0 is below 2^LEAST each, so a sum above N 2^(LEAST + digits) has lost less than half a digit: the test of each query. */
+/* A component's c_j is its log2 weight relative to the row's largest, so a <= 0. Forward sums 2^(a + BIAS); what is below
+ * 2^LEAST is flushed to 0, so a sum above N 2^(LEAST + BIAS + digits) has lost less than half a digit: the test of each query.
+ */
 #define MIXTURE_BIAS (IS_DOUBLE ? 900 : 100)
+#define MIXTURE_LEAST (IS_DOUBLE ? -1922 : -226)
 #define MIXTURE_ENOUGH (IS_DOUBLE ? 0x1p-969 : 0x1p-102)
 
 /* What a row of the batch needs before its pairs: filled by mixture_prepare. */
@@ -65,33 +69,53 @@ typedef struct {
     void *grad_x, *grad_means, *grad_log_weights, *grad_bandwidths; /* backward; grad_x may be NULL */
     MixtureRow *rows;                                               /* scratch (B) */
     void *components;                                               /* scratch (B, 1 + G + 2 A, mixture_padded(N)) */
-    double *sums;                                                   /* scratch of backward (B, chunks, mixture_sums) */
+    double *sums;                                                   /* scratch of backward (B, mixture_row_sums) */
     void *scratch;                                                  /* CUDA, instead of these three: see mixture_cuda.h */
 } MixtureLogProb;
 
 INLINE int64_t mixture_padded(int64_t n) { return (n + 15) / 16 * 16; }
 INLINE int64_t mixture_features(const MixtureLogProb *p) { return p->G + 2 * p->A; }
 INLINE int64_t mixture_tiles(const MixtureLogProb *p) { return (p->M + MIXTURE_TILE - 1) / MIXTURE_TILE; }
+/* Short rows are prepared, summed and differentiated one after the other, a row an item: nothing of them goes through memory
+ * but arguments and results. */
+INLINE bool mixture_is_short(const MixtureLogProb *p) { return p->N <= MIXTURE_SHORT && p->M <= MIXTURE_SUPER; }
 /* Backward splits a row's queries into at most 8 chunks of whole super-tiles (512 queries), each with sums of its own. */
 INLINE int64_t mixture_chunk(const MixtureLogProb *p) {
     int64_t super_tiles = ((p->M + 7) / 8 + 511) / 512;
     return super_tiles ? super_tiles * 512 : 512;
 }
 INLINE int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
+/* Whether backward fills in log2_sum on the way. */
+INLINE bool mixture_sums_too(const MixtureLogProb *p) { return p->log_prob && mixture_is_short(p); }
+/* Items of mixture_log_prob and mixture_backward_pairs. */
+INLINE int64_t mixture_forward_items(const MixtureLogProb *p) { return p->B * (mixture_is_short(p) ? 1 : mixture_tiles(p)); }
+INLINE int64_t mixture_backward_items(const MixtureLogProb *p) { return p->B * (mixture_is_short(p) ? 1 : mixture_chunks(p)); }
 /* Of a chunk: 1 + D sums per component, D sums for the bandwidths and the sum of P. */
 INLINE int64_t mixture_sums(const MixtureLogProb *p) { return (1 + p->G + p->A) * mixture_padded(p->N) + p->G + p->A + 1; }
+
+/* Of a row; a short one leaves those of the bandwidths alone. */
+INLINE int64_t mixture_row_sums(const MixtureLogProb *p) {
+    return mixture_is_short(p) ? p->G + p->A + 1 : mixture_chunks(p) * mixture_sums(p);
+}
 
 /* First row with a bandwidth that is not a positive number, or -1. */
 int64_t mixture_bad_bandwidth_f32(const MixtureLogProb *p);
 int64_t mixture_bad_bandwidth_f64(const MixtureLogProb *p);
 
-/* Forward: prepare (items: rows), then log_prob (items: rows x tiles). */
+/* Row b before its pairs: into *row and `components`; where the bandwidths are those of the row that *row has been of, `same`.
+ */
+void mixture_prepare_row_f32(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components);
+void mixture_prepare_row_f64(const MixtureLogProb *p, int64_t b, bool same, MixtureRow *row, void *components);
+/* Forward: prepare (items: rows; not for short rows, which have no scratch), then log_prob (items: rows x tiles, or short
+ * rows). */
 void mixture_prepare_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_prepare_f64(int64_t begin, int64_t end, void *parameters);
 void mixture_log_prob_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_log_prob_f64(int64_t begin, int64_t end, void *parameters);
 
-/* Backward, after prepare and with log2_sum: pairs (items: rows x chunks), reduce (items: rows), then once share. */
+/* Backward, after prepare and with log2_sum: pairs (items: rows x chunks), reduce (items: rows), then once share. Short rows:
+ * pairs (items: rows), then share; where log_prob is not NULL, log2_sum is filled on the way, with +inf or 0 (IWSG has no
+ * forward pass). */
 void mixture_backward_pairs_f32(int64_t begin, int64_t end, void *parameters);
 void mixture_backward_pairs_f64(int64_t begin, int64_t end, void *parameters);
 /* Sums over chunks; leaves the row's bandwidth gradient in its first chunk. */

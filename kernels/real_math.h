@@ -44,10 +44,12 @@ INLINE double real_f64(int64_t i) {
     return x;
 }
 
-/* 2^a for a <= 127; a < least becomes exactly 0 (least >= -126). A NaN may become a number: where one can come, exp2_real. */
-INLINE float exp2_from_f32(float a, float least) {
+/* 2^(a + bias) for a + bias <= 127 and an integer |bias| <= 126, added without rounding a; a < least becomes exactly 0
+ * (least + bias >= -126). A NaN may become a number: where one can come, exp2_real. */
+INLINE float exp2_biased_f32(float a, float least, int bias) {
+    const float shift = 12582912.f + (float)bias;
     float b = a < least ? least : a;
-    float t = b + 12582912.f, r = b - (t - 12582912.f);
+    float t = b + shift, r = b - (t - shift);
     float p = 1.33908634e-03f;
     p = p * r + 9.67603192e-03f;
     p = p * r + 5.55035711e-02f;
@@ -57,9 +59,10 @@ INLINE float exp2_from_f32(float a, float least) {
     int32_t u = (int32_t)((uint32_t)bits_f32(p) + ((uint32_t)bits_f32(t) << 23));
     return real_f32(a < least ? 0 : u);
 }
-INLINE double exp2_from_f64(double a, double least) {
+INLINE double exp2_biased_f64(double a, double least, int bias) {
+    const double shift = 6755399441055744. + (double)bias;
     double b = a < least ? least : a;
-    double t = b + 6755399441055744., r = b - (t - 6755399441055744.);
+    double t = b + shift, r = b - (t - shift);
     double p = 4.4558179083360645e-10;
     p = p * r + 7.074194297288521e-09;
     p = p * r + 1.0178057087733941e-07;
@@ -75,6 +78,10 @@ INLINE double exp2_from_f64(double a, double least) {
     int64_t u = (int64_t)((uint64_t)bits_f64(p) + ((uint64_t)bits_f64(t) << 52));
     return real_f64(a < least ? 0 : u);
 }
+
+/* The same without a bias. */
+INLINE float exp2_from_f32(float a, float least) { return exp2_biased_f32(a, least, 0); }
+INLINE double exp2_from_f64(double a, double least) { return exp2_biased_f64(a, least, 0); }
 
 /* 2^a, exactly 0 where the result would be denormal; a up to 127 (float), 1023 (double); NaN stays NaN. */
 INLINE float exp2_real_f32(float a) { return a == a ? exp2_from_f32(a, -126) : a; }

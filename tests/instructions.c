@@ -9,6 +9,7 @@
 #include "resample.h"
 #include "small_network.h"
 #include "transport_resample.h"
+#include "two_filter_log_prob.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,45 +45,66 @@ static void measure(const char *name, int64_t units, Run *run, void *parameters)
 
 static void mixture_forward_f32(void *parameters) {
     MixtureLogProb *p = parameters;
-    mixture_prepare_f32(0, p->B, p);
-    mixture_log_prob_f32(0, p->B * mixture_tiles(p), p);
+    if (!mixture_is_short(p)) mixture_prepare_f32(0, p->B, p);
+    mixture_log_prob_f32(0, mixture_forward_items(p), p);
 }
 static void mixture_forward_f64(void *parameters) {
     MixtureLogProb *p = parameters;
     mixture_prepare_f64(0, p->B, p);
-    mixture_log_prob_f64(0, p->B * mixture_tiles(p), p);
+    mixture_log_prob_f64(0, mixture_forward_items(p), p);
 }
 static void mixture_backward_f32(void *parameters) {
-    MixtureLogProb *p = parameters;
-    mixture_prepare_f32(0, p->B, p);
-    mixture_backward_pairs_f32(0, p->B * mixture_chunks(p), p);
-    mixture_backward_reduce_f32(0, p->B, p);
-    mixture_backward_share_f32(0, 1, p);
+    MixtureLogProb p = *(MixtureLogProb *)parameters;
+    p.log_prob = NULL; /* log2_sum is forward's */
+    if (!mixture_is_short(&p)) mixture_prepare_f32(0, p.B, &p);
+    mixture_backward_pairs_f32(0, mixture_backward_items(&p), &p);
+    if (!mixture_is_short(&p)) mixture_backward_reduce_f32(0, p.B, &p);
+    mixture_backward_share_f32(0, 1, &p);
 }
+/* As iwsg_log_weights does it for short rows. */
+static void iwsg_backward_f32(void *parameters) {
+    MixtureLogProb p = *(MixtureLogProb *)parameters;
+    p.grad_x = NULL;
+    mixture_backward_pairs_f32(0, p.B, &p);
+    mixture_backward_share_f32(0, 1, &p);
+}
+/* As two_filter_log_prob does it, with the same mixture twice. */
+static void two_filter_f32(void *parameters) {
+    MixtureLogProb *p = parameters;
+    TwoFilterLogProb q = {.log_forward = p->log_prob, .log_backward = p->log_prob, .log_proposal = p->log_prob};
+    two_filter_mix(&q, 0.5);
+    mixture_forward_f32(p), mixture_forward_f32(p);
+    two_filter_log_prob_f32(0, p->B * p->M, &q);
+}
+static void two_filter_backward_f32(void *parameters) { mixture_backward_f32(parameters), mixture_backward_f32(parameters); }
 
-/* B mixtures of n poses at n points. */
-static MixtureLogProb mixture(int64_t B, int64_t n, size_t size) {
-    MixtureLogProb p = {.B = B, .M = n, .N = n, .G = G, .A = A};
-    p.x = numbers(B * n * D, size, -2, 2);
+/* B mixtures of n poses at m points. */
+static MixtureLogProb mixture(int64_t B, int64_t m, int64_t n, size_t size) {
+    MixtureLogProb p = {.B = B, .M = m, .N = n, .G = G, .A = A};
+    p.x = numbers(B * m * D, size, -2, 2);
     p.means = numbers(B * n * D, size, -2, 2);
     p.log_weights = numbers(B * n, size, -4, 0);
     p.bandwidths = numbers(D, size, 0.3, 0.5);
-    p.grad = numbers(B * n, size, -1, 1);
-    p.log_prob = numbers(B * n, size, 0, 0), p.log2_sum = numbers(B * n, size, 0, 0);
-    p.grad_x = numbers(B * n * D, size, 0, 0), p.grad_means = numbers(B * n * D, size, 0, 0);
+    p.grad = numbers(B * m, size, -1, 1);
+    p.log_prob = numbers(B * m, size, 0, 0), p.log2_sum = numbers(B * m, size, 0, 0);
+    p.grad_x = numbers(B * m * D, size, 0, 0), p.grad_means = numbers(B * n * D, size, 0, 0);
     p.grad_log_weights = numbers(B * n, size, 0, 0), p.grad_bandwidths = numbers(D, size, 0, 0);
     p.rows = aligned_alloc(64, ((size_t)B * sizeof(MixtureRow) + 64) / 64 * 64);
     p.components = numbers(B * mixture_padded(n) * (1 + mixture_features(&p)), size, 0, 0);
-    p.sums = numbers(B * mixture_chunks(&p) * mixture_sums(&p), 8, 0, 0);
+    p.sums = numbers(B * mixture_row_sums(&p), 8, 0, 0);
     return p;
 }
 
 static void mixtures(void) {
-    MixtureLogProb large = mixture(1, 1000, 4), small = mixture(32, 50, 4), precise = mixture(1, 1000, 8);
+    MixtureLogProb large = mixture(1, 1000, 1000, 4), small = mixture(32, 50, 50, 4), wide = mixture(8, 100, 50, 4);
+    MixtureLogProb precise = mixture(1, 1000, 1000, 8);
     measure("mixture forward f32 1000", 1000 * 1000, mixture_forward_f32, &large);
     measure("mixture backward f32 1000", 1000 * 1000, mixture_backward_f32, &large);
     measure("mixture forward f32 50", 32 * 50 * 50, mixture_forward_f32, &small);
     measure("mixture backward f32 50", 32 * 50 * 50, mixture_backward_f32, &small);
+    measure("iwsg backward f32 32 x 50 x 50", 32 * 50 * 50, iwsg_backward_f32, &small);
+    measure("two_filter f32 8 x 100 x 50", 2 * 8 * 100 * 50, two_filter_f32, &wide);
+    measure("two_filter backward f32 8 x 100 x 50", 2 * 8 * 100 * 50, two_filter_backward_f32, &wide);
     measure("mixture forward f64 1000", 1000 * 1000, mixture_forward_f64, &precise);
 }
 

@@ -17,7 +17,7 @@ import torch
 from bench.timing import interleaved
 from mdps import ops
 
-SIZES = [(32, 50, 50), (32, 100, 50), (1, 250, 250), (8, 1000, 1000), (1, 10000, 10000)]
+SIZES = [(32, 50, 50), (64, 50, 50), (1600, 100, 50), (32, 100, 50), (1, 250, 250), (8, 1000, 1000), (1, 10000, 10000)]
 CHUNK = 250
 PEAK = r"""
 #define R8(x) x x x x x x x x
