@@ -163,7 +163,8 @@ def test_summary_against_loops():
     ]
     got = bayes_limit.summarize(sequences)
     of_sequences = [sum(nll[s, t, 2, 1] for t in range(4)) / 4 for s in range(3)]
-    assert got["bandwidths"] == {"position": 0.2, "heading": 0.07}
+    p, h = bayes_limit.POSITION_BANDWIDTHS[2], bayes_limit.HEADING_BANDWIDTHS[1]
+    assert got["bandwidths"] == {"position": p, "heading": h}
     assert abs(got["nll"] - sum(of_sequences) / 3) < 1e-12
     assert abs(got["nll_standard_error"] - stats.sem(of_sequences)) < 1e-12
     np.testing.assert_allclose(got["nll_of_steps"], [nll[:, t, 2, 1].mean() for t in range(4)])
