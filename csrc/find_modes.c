@@ -17,7 +17,6 @@ static void take_scratch(Call *call, const Tensor *means, FindModes *p) {
     p->mixture.log_prob = new_scratch(call, means, B * N * real);
     p->mixture.log2_sum = new_scratch(call, means, B * N * real);
     p->mixture.scratch = new_scratch(call, means, mixture_plan(&plan, &p->mixture, means->is_double, 0));
-    p->exponents = new_scratch(call, means, B * N * 8);
     p->found = new_scratch(call, means, B * find_modes_most(p) * (1 + D) * 8);
 }
 

@@ -170,13 +170,12 @@ INLINE int64_t FN(search)(const FindModes *p, FN(Search) *s) {
         for (int d = 0; d < D; d++) ascent.at[d] = starts[best * D + d];
         begin_ascent(&s->row, &ascent);
         while (!move_ascent(&s->row, FN(evaluate)(s, ascent.at, step), step, MODE_STEP, &ascent)) {}
-        const int64_t before = n;
-        n = insert_mode(&s->row, &ascent, s->found, n);
+        const bool accepted = insert_mode(&s->row, &ascent, s->found, &n);
         density[best] = -INFINITY;
-        for (int64_t j = 0; j < N && n != before; j++) {
-            double start[MIXTURE_MAX_D];
-            for (int d = 0; d < D; d++) start[d] = starts[j * D + d];
-            if (is_one_mode(&s->row, start, ascent.at)) density[j] = -INFINITY;
+        for (int64_t j = 0; accepted && j < N; j++) {
+            bool close = true;
+            for (int d = 0; d < D; d++) close &= is_close(&s->row, d, starts[j * D + d] - ascent.at[d]);
+            if (close) density[j] = -INFINITY;
         }
     }
     return n;

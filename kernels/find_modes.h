@@ -33,9 +33,8 @@ typedef struct {
     int64_t K;
     double radius[MIXTURE_MAX_D];
     void *modes, *log_densities;
-    double *found;     /* CUDA: scratch (B, find_modes_most, D + 1) */
-    double *exponents; /* CUDA: scratch (B, N) */
-    void *scratch;     /* CPU: find_modes_bytes for each chunk */
+    double *found; /* CUDA: scratch (B, find_modes_most, D + 1) */
+    void *scratch; /* CPU: find_modes_bytes for each chunk */
 } FindModes;
 
 INLINE int64_t find_modes_most(const FindModes *p) { return p->K < p->mixture.N ? p->K : p->mixture.N; }

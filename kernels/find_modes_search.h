@@ -22,7 +22,8 @@ typedef struct {
     double square[MIXTURE_MAX_D]; /* factor of the squared difference, or of sin^2(difference / 2), in the exponent */
     double unit[MIXTURE_MAX_D];   /* bandwidth; of an angle at most 1 */
     double radius[MIXTURE_MAX_D];
-    double log_norm, top; /* log of the kernel at its mean, largest log-weight */
+    double log_norm; /* of the kernel at its mean */
+    double top;      /* log-weight that the densities are relative to */
     int G, A;
 } ModeRow;
 
@@ -101,25 +102,26 @@ INLINE bool move_ascent(const ModeRow *row, double value, const double *step, do
     return false;
 }
 
-/* Whether two places are one mode. */
+/* Whether two places that are this far apart in dimension d can be one mode. */
+INLINE bool is_close(const ModeRow *row, int d, double away) {
+    if (d >= row->G) away -= 6.2831853071795862 * rint(away * 0.15915494309189535);
+    return fabs(away) < row->radius[d];
+}
 INLINE bool is_one_mode(const ModeRow *row, const double *x, const double *y) {
     bool close = true;
-    for (int d = 0; d < row->G + row->A; d++) {
-        double away = x[d] - y[d];
-        if (d >= row->G) away -= 6.2831853071795862 * rint(away * 0.15915494309189535);
-        close &= fabs(away) < row->radius[d];
-    }
+    for (int d = 0; d < row->G + row->A; d++) close &= is_close(row, d, x[d] - y[d]);
     return close;
 }
 
-/* Puts the ascent's end into the list of n modes (its value, then D coordinates, by falling value); how many there are then. */
-INLINE int64_t insert_mode(const ModeRow *row, const Ascent *ascent, double *found, int64_t n) {
+/* Puts the ascent's end into the list of *n modes (its value, then D coordinates, by falling value), unless a higher one is
+ * close; whether it is there then. */
+INLINE bool insert_mode(const ModeRow *row, const Ascent *ascent, double *found, int64_t *n) {
     const int D = row->G + row->A, size = D + 1;
     int64_t place = 0, left;
-    for (; place < n && found[place * size] >= ascent->value; place++)
-        if (is_one_mode(row, found + place * size + 1, ascent->at)) return n;
+    for (; place < *n && found[place * size] >= ascent->value; place++)
+        if (is_one_mode(row, found + place * size + 1, ascent->at)) return false;
     left = place;
-    for (int64_t i = place; i < n; i++) {
+    for (int64_t i = place; i < *n; i++) {
         if (is_one_mode(row, found + i * size + 1, ascent->at)) continue;
         for (int d = 0; d < size; d++) found[left * size + d] = found[i * size + d];
         left++;
@@ -127,6 +129,7 @@ INLINE int64_t insert_mode(const ModeRow *row, const Ascent *ascent, double *fou
     for (int64_t i = left * size - 1; i >= place * size; i--) found[i + size] = found[i];
     found[place * size] = ascent->value;
     for (int d = 0; d < D; d++) found[place * size + 1 + d] = ascent->at[d];
-    return left + 1;
+    *n = left + 1;
+    return true;
 }
 #endif
