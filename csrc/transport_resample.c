@@ -23,7 +23,11 @@ static TransportResample take_row(Call *call, const Tensor *particles, const Ten
     return p;
 }
 
-static int64_t number_size(const Tensor *x) { return x->is_double ? 8 : 4; }
+static void take_scratch(Call *call, const Tensor *x, TransportResample *p, bool backward) {
+    const int64_t size = x->is_double ? 8 : 4, rows = backward ? p->slots : p->B;
+    p->scratch = new_scratch(
+        call, x, on_cuda(x) ? transport_cuda_scratch(p, backward, size) : rows * transport_scratch(p, backward) * size);
+}
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
@@ -39,7 +43,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor potentials = new_tensor(&call, &particles, 3, (int64_t[]){p.B, 2, p.N});
     p.transported = transported.data, p.marginal_error = marginal_error.data;
     p.iterations = iterations.data, p.potentials = potentials.data;
-    p.scratch = new_scratch(&call, &particles, p.B * transport_scratch(&p, false) * number_size(&particles));
+    take_scratch(&call, &particles, &p, false);
     run(&call, &particles, KERNELS(transport_resample), &p, p.B, 1 + PAIRS_PER_TASK / (p.N * p.N + 1));
     finish(&call, stack, 4, (Tensor[]){transported, marginal_error, iterations, potentials});
 }
@@ -65,7 +69,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p.grad = grad.data, p.potentials = potentials.data;
     p.grad_particles = grad_particles.data, p.grad_log_weights = grad_log_weights.data;
     p.slots = transport_slots(p.B, p.N);
-    p.scratch = new_scratch(&call, &particles, p.slots * transport_scratch(&p, true) * number_size(&particles));
+    take_scratch(&call, &particles, &p, true);
     run(&call, &particles, KERNELS(transport_resample_backward), &p, p.slots, 1 + PAIRS_PER_TASK / (p.N * p.N + 1));
     finish(&call, stack, 2, (Tensor[]){grad_particles, grad_log_weights});
 }

@@ -34,18 +34,6 @@ template <int G> struct Turn {
     static constexpr int n = G == ANY ? 4 : MDPS_UNROLL;
 };
 
-/* 2^a; below the normal numbers 0. */
-DEVICE float exp2_pair(float a) {
-#ifdef __CUDA_ARCH__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a));
-    return y;
-#else
-    return exp2_real_f32(a);
-#endif
-}
-DEVICE double exp2_pair(double a) { return exp2_from_f64(a, -1022); }
-
 /* Four numbers from shared memory at once. */
 DEVICE void load_four(const float *from, float *to) {
     float4 v = *(const float4 *)from;

@@ -87,6 +87,20 @@ INLINE double exp2_from_f64(double a, double least) { return exp2_biased_f64(a, 
 INLINE float exp2_real_f32(float a) { return a == a ? exp2_from_f32(a, -126) : a; }
 INLINE double exp2_real_f64(double a) { return a == a ? exp2_from_f64(a, -1022) : a; }
 
+#ifdef __cplusplus
+/* 2^a for the GPU's loops over pairs; below the normal numbers 0. */
+INLINE float exp2_pair(float a) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a));
+    return y;
+#else
+    return exp2_real_f32(a);
+#endif
+}
+INLINE double exp2_pair(double a) { return exp2_from_f64(a, -1022); }
+#endif
+
 /* log2(s) - less, for a positive normal number s; 0, inf and NaN are the caller's. */
 INLINE float log2_less_f32(float s, int less) {
     int32_t i = bits_f32(s), e = (i - 0x3f3504f3) >> 23;

@@ -50,7 +50,8 @@ enum {
     TRANSPORT_TILE = 64,  /* particles that are lanes together */
     TRANSPORT_LANES = 16, /* sums over a tile are kept in as many parts */
     TRANSPORT_MORE_STEPS = 32,
-    TRANSPORT_BUDGET = 1 << 24
+    TRANSPORT_BUDGET = 1 << 24,
+    TRANSPORT_SHARED = 46 * 1024 /* CUDA: bytes of a row that its block keeps in shared memory */
 };
 
 typedef struct {
@@ -64,7 +65,8 @@ typedef struct {
     const void *grad;                        /* backward: (B, N, D) */
     void *grad_particles, *grad_log_weights; /* backward */
     int64_t slots;                           /* backward: rows slot, slot + slots, ... share scratch memory */
-    void *scratch; /* CPU: B (backward: slots) times transport_scratch() REAL; CUDA: see transport_row.cuh */
+    void
+        *scratch; /* CPU: transport_scratch() REAL for each row, backward for each slot; CUDA: transport_cuda_scratch() bytes */
 } TransportResample;
 
 INLINE int64_t transport_padded(int64_t N) { return (N + TRANSPORT_TILE - 1) / TRANSPORT_TILE * TRANSPORT_TILE; }
@@ -77,6 +79,14 @@ INLINE int64_t transport_slots(int64_t B, int64_t N) {
 INLINE int64_t transport_scratch(const TransportResample *p, bool backward) {
     const int64_t padded = transport_padded(p->N), K = transport_K(p);
     return padded * (backward ? 4 * K + 12 + TRANSPORT_LANES + p->N : 2 * K + 4 + TRANSPORT_LANES);
+}
+/* CUDA: numbers of a row, and bytes of scratch memory: none if that fits into shared memory. */
+INLINE int64_t transport_cuda_numbers(const TransportResample *p, bool backward) {
+    return p->N * (backward ? 4 * transport_K(p) + 11 : transport_K(p) + 5);
+}
+INLINE int64_t transport_cuda_scratch(const TransportResample *p, bool backward, int64_t number_size) {
+    const int64_t bytes = transport_cuda_numbers(p, backward) * number_size;
+    return bytes > TRANSPORT_SHARED ? p->B * bytes : 0;
 }
 
 void transport_resample_f32(int64_t begin, int64_t end, void *parameters);
