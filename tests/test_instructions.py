@@ -33,10 +33,10 @@ MOST = {
     "philox_von_mises": ("draw", 211),
     "normalize_log_weights": ("particle", 6.07),
     "small_network": ("row", 314),
-    "transport forward 50": ("pair and step", 10.0),
-    "transport backward 50": ("pair", 100.0),
-    "transport forward 250": ("pair and step", 10.0),
-    "transport backward 250": ("pair", 100.0),
+    "transport forward 50": ("pair and step", 10.3),
+    "transport backward 50": ("pair", 83),
+    "transport forward 250": ("pair and step", 6.9),
+    "transport backward 250": ("pair", 40),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [
