@@ -49,7 +49,10 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
         expect_size(&call, &pairs[i], names[i], 2, x.size);
     }
     MixtureLogProb f = mixture_parameters(&call, &x, &ahead, stack[14]), b = mixture_parameters(&call, &x, &back, stack[14]);
-    Tensor grad_x = new_tensor(&call, &x, 3, x.size), grad_x_backward = new_tensor(&call, &x, 3, x.size);
+    static const int64_t none[3] = {0, 0, 0};
+    const bool wants_x = take_int(stack[16]) != 0;
+    Tensor grad_x = new_tensor(&call, &x, 3, wants_x ? x.size : none);
+    Tensor grad_x_backward = new_tensor(&call, &x, 3, wants_x ? x.size : none);
     Tensor to_forward = new_tensor(&call, &x, 2, x.size), to_backward = new_tensor(&call, &x, 2, x.size);
     TwoFilterLogProb p = take_mixing(&call, stack[15]);
     p.log_forward = pairs[3].data, p.log_backward = pairs[4].data;
@@ -57,10 +60,10 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p.grad_forward = to_forward.data, p.grad_backward = to_backward.data;
     p.grad_x = grad_x.data, p.grad_x_backward = grad_x_backward.data;
     run(&call, &x, KERNELS(two_filter_log_prob_backward), &p, f.B * f.M, NUMBERS_PER_TASK);
-    f.grad = to_forward.data, f.log2_sum = pairs[5].data, f.grad_x = grad_x.data;
-    b.grad = to_backward.data, b.log2_sum = pairs[6].data, b.grad_x = grad_x_backward.data;
+    f.grad = to_forward.data, f.log2_sum = pairs[5].data, f.grad_x = wants_x ? grad_x.data : NULL;
+    b.grad = to_backward.data, b.log2_sum = pairs[6].data, b.grad_x = wants_x ? grad_x_backward.data : NULL;
     Mixture gf = mixture_backward(&call, &x, &ahead, &f, false), gb = mixture_backward(&call, &x, &back, &b, false);
-    run(&call, &x, KERNELS(two_filter_add), &p, f.B * f.M * x.size[2], NUMBERS_PER_TASK);
+    if (wants_x) run(&call, &x, KERNELS(two_filter_add), &p, f.B * f.M * x.size[2], NUMBERS_PER_TASK);
     finish(&call, stack, 7,
            (Tensor[]){grad_x, gf.means, gf.log_weights, gf.bandwidths, gb.means, gb.log_weights, gb.bandwidths});
 }
@@ -68,6 +71,6 @@ OPERATOR(two_filter_log_prob_backward,
          "two_filter_log_prob_backward(Tensor grad_log_forward, Tensor grad_log_backward, Tensor grad_log_proposal, "
          "Tensor log_forward, Tensor log_backward, Tensor forward_log2_sum, Tensor backward_log2_sum, Tensor x, "
          "Tensor forward_means, Tensor forward_log_weights, Tensor forward_bandwidths, Tensor backward_means, "
-         "Tensor backward_log_weights, Tensor backward_bandwidths, int n_angular, float mixing) "
+         "Tensor backward_log_weights, Tensor backward_bandwidths, int n_angular, float mixing, int wants_x) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
          backward)

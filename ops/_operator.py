@@ -128,7 +128,8 @@ def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int 
         for i in was_shared:
             moved[i] = moved[i].unsqueeze(1).expand(n, batch, *moved[i].shape[1:])
         out = op(*(a.flatten(0, 1) if isinstance(a, Tensor) else a for a in moved))
-        results = [o.unflatten(0, (n, batch)) for o in (out if isinstance(out, tuple) else (out,))]
+        given = out if isinstance(out, tuple) else (out,)
+        results = [o.unflatten(0, (n, batch)) if o.size(0) else o.new_empty(n, *o.shape) for o in given]
         for i in was_shared:
             if (grad := shared[i]) is not None:
                 results[grad] = results[grad].sum(1)

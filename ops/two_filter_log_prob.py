@@ -101,7 +101,9 @@ def _save(ctx, args, out):
 
 
 def _gradients(ctx, grad_f, grad_b, grad_q, *_):
-    return *_backward(grad_f, grad_b, grad_q, *ctx.saved_tensors, *ctx.options), None, None
+    wants_x = ctx.needs_input_grad[0]  # a smoother's particles are constants
+    grad_x, *others = _backward(grad_f, grad_b, grad_q, *ctx.saved_tensors, *ctx.options, int(wants_x))
+    return grad_x if wants_x else None, *others, None, None
 
 
 _backward = operator("two_filter_log_prob_backward")
@@ -119,5 +121,5 @@ def _(x, fm, fl, fb, bm, bl, bb, n_angular, mixing):
 
 
 @torch.library.register_fake("mdps::two_filter_log_prob_backward")
-def _(grad_f, grad_b, grad_q, log_f, log_b, sum_f, sum_b, x, fm, fl, fb, bm, bl, bb, n_angular, mixing):
-    return tuple(t.new_empty(t.shape) for t in (x, fm, fl, fb, bm, bl, bb))
+def _(grad_f, grad_b, grad_q, log_f, log_b, sum_f, sum_b, x, fm, fl, fb, bm, bl, bb, n_angular, mixing, wants_x):
+    return x.new_empty(x.shape if wants_x else (0, 0, 0)), *(t.new_empty(t.shape) for t in (fm, fl, fb, bm, bl, bb))

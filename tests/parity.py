@@ -24,8 +24,9 @@ EXACT = {"philox_uniform"}
 DRAWS = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of normal deviates in standard deviations, of angles in radians: both come from the same words."""
 
-SAVED = {"mixture_log_prob": (1,), "two_filter_log_prob": (3, 4)}
-"""Outputs that nobody sees: log2_sum also says which pass made it, and the two do not choose alike. Backward takes either."""
+SAVED = {"mixture_log_prob": (1,), "two_filter_log_prob": (3, 4), "transport_resample": (2, 3)}
+"""Outputs that nobody sees: log2_sum also says which pass made it, and the two do not choose alike. Backward takes either. And
+numbers of steps, where float32 cannot reach the threshold, with the potentials that these end in."""
 
 
 class Call(NamedTuple):
@@ -110,8 +111,9 @@ def _distance(c: Call, got: Tensor, want: Tensor) -> Tensor:
     distance = (got - want).abs()
     if c.name == "philox_von_mises":
         return torch.minimum(distance, 2 * torch.pi - distance)
-    if c.name in ("mixture_resample", "move_poses"):
-        dims, n_angular = want.shape[-1], c.args[5] if c.name == "mixture_resample" else 1
+    places = {"mixture_resample": 5, "transport_resample": 6}
+    if c.name == "move_poses" or (c.name in places and want.dim() == 3):
+        dims, n_angular = want.shape[-1], c.args[places[c.name]] if c.name in places else 1
         return torch.where(torch.arange(dims) < dims - n_angular, distance, torch.minimum(distance, 2 * torch.pi - distance))
     return distance
 

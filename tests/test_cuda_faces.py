@@ -79,6 +79,7 @@ FACES = {
     "two_filter_log_prob": lambda real, g: ops.two_filter_log_prob(
         real(B, M, D, grad=g), *mixture(real, g), *mixture(real, g, 4), n_angular=1
     ),
+    "transport_resample": lambda real, g: ops.transport_resample(real(B, N, D, grad=g), real(B, N, grad=g), n_angular=1),
     "von_mises_log_prob": lambda real, g: ops.von_mises_log_prob(real(B, M, grad=g), real(M, grad=g), real(1, grad=g)),
     "log_i0": lambda real, g: ops.log_i0(real(B, M, grad=g)),
     "small_network": lambda real, g: ops.small_network(
@@ -94,7 +95,7 @@ FACES = {
 
 
 def test_every_operator_is_here():
-    others = {"Layer", "NormalizedWeights", "flatten_parameters", "layers_of", "reference", "reference_active"}
+    others = {"Layer", "NormalizedWeights", "Transported", "flatten_parameters", "layers_of", "reference", "reference_active"}
     public = {n for n in dir(ops) if not n.startswith("_")} - others
     assert public == {n.split()[0] for n in FACES}
 

@@ -40,10 +40,10 @@ MOST = {
     "move_poses, dynamics": ("row", 998),
     "small_network, measurement": ("row", 668),
     "weigh_poses, measurement": ("row", 692),
-    "transport forward 50": ("pair and step", 10.0),
-    "transport backward 50": ("pair", 100.0),
-    "transport forward 250": ("pair and step", 10.0),
-    "transport backward 250": ("pair", 100.0),
+    "transport forward 50": ("pair and step", 10.3),
+    "transport backward 50": ("pair", 83),
+    "transport forward 250": ("pair and step", 6.9),
+    "transport backward 250": ("pair", 40),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [

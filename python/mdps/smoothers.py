@@ -269,8 +269,9 @@ def _propose(s: MixtureDensityParticleSmoother, m_f: Components, m_b: Components
 
 def _components(mixtures: Sequence[Mixture]) -> Components:
     """Means (B T, N, D), log-weights (B T, N), bandwidths (D), of several mixtures (B T, D)."""
-    means = torch.cat([m.means for m in mixtures]).flatten(0, 1)
-    bandwidths = mixtures[0].bandwidths
-    if len(mixtures) > 1:
-        bandwidths = torch.stack([m.bandwidths for m in mixtures]).repeat_interleave(len(means) // len(mixtures), 0)
-    return means, torch.cat([m.log_weights for m in mixtures]).flatten(0, 1), bandwidths
+    first = mixtures[0]
+    if len(mixtures) == 1:
+        return first.means.flatten(0, 1), first.log_weights.flatten(0, 1), first.bandwidths
+    means, log_weights = (torch.cat(x).flatten(0, 1) for x in zip(*((m.means, m.log_weights) for m in mixtures)))
+    bandwidths = torch.stack([m.bandwidths for m in mixtures]).repeat_interleave(len(means) // len(mixtures), 0)
+    return means, log_weights, bandwidths

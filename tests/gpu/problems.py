@@ -82,6 +82,11 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
             (0, 1, 2, 3, 4, 5, 6),
             2 * B * N * N,
         ),
+        *(
+            [Problem("transport_resample", lambda *a: ops.transport_resample(*a, n_angular=1), (x, logs), (0, 1), B * N * N)]
+            if N <= 2500  # a row has one block: minutes beyond
+            else []
+        ),
         Problem("von_mises_log_prob", ops.von_mises_log_prob, (angles, angles.flip(1), logs.exp()), (0, 1, 2)),
         Problem("log_i0", ops.log_i0, (logs.exp(),), (0,)),
         Problem(
