@@ -384,3 +384,23 @@ def test_every_method_runs(tmp_path, method):
     record = json.loads((tmp_path / "run/metrics.json").read_text())
     assert set(record["results"]) == set(methods.METHODS[method].beliefs)
     assert all(math.isfinite(value) for row in record["results"].values() for value in row.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", ["torchrun", "lightning"])
+@pytest.mark.parametrize("method", ["mdps", "tg-pf"])
+def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, method, starter):
+    """Batches of 4, 4 and 1: half each, and a last one in which one process has no row."""
+    flags = ["--method", method, "--n-training", "9", "--max-epochs", "2"]
+    train(tmp_path / "one", *flags)
+    both = tmp_path / "both"
+    command = ["train", "--config", config_file(both), "--output", str(both / "run"), *flags, "--devices", "2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if starter == "torchrun" else []
+    subprocess.run([sys.executable, *launcher, bearings_only.__file__, *command], check=True, timeout=300)
+    expected, got = history(tmp_path / "one"), history(both)
+    assert len(expected) == len(got) == 2 * len({row["stage"] for row in expected})
+    for a, b in zip(expected, got):
+        assert {k: v for k, v in b.items() if k != "rates"} == pytest.approx(
+            {k: v for k, v in a.items() if k != "rates"}, rel=1e-4
+        )
+    assert (both / "run/metrics.json").exists()

@@ -80,21 +80,22 @@ class Tracker(nn.Module):
         batches: Sequence[tuple[Tensor, Tensor]],
         names: tuple[str, ...],
         seeds: Sequence[int],
+        rows: slice = slice(None),
     ) -> list[dict[str, Tensor]]:
-        """The losses of several trackers of one method, each with its batch and seed."""
+        """The losses of several trackers of one method, each with its batch and seed; `rows`: of these sequences alone."""
         if names == ("transition",):
-            return [{"transition": t.transition_loss(states)} for t, (states, _) in zip(trackers, batches, strict=True)]
+            return [{"transition": t.transition_loss(states[rows])} for t, (states, _) in zip(trackers, batches, strict=True)]
         states, observations = zip(*batches)
         labelled = slice(None, None, trackers[0].c.label_every)
         return [
             {
                 n: metrics.negative_log_likelihood(
-                    at_times(beliefs[n], labelled), truth[:, labelled], density_floor=tracker.c.density_floor
+                    at_times(beliefs[n], labelled), truth[rows, labelled], density_floor=tracker.c.density_floor
                 ).mean()
                 for n in names
             }
             for tracker, beliefs, truth in zip(
-                trackers, beliefs_together(trackers, states, observations, seeds, names), states, strict=True
+                trackers, beliefs_together(trackers, states, observations, seeds, names, rows), states, strict=True
             )
         ]
 
@@ -113,18 +114,23 @@ def beliefs_together(
     observations: Sequence[Tensor],
     seeds: Sequence[int],
     names: tuple[str, ...] | None = None,
+    rows: slice = slice(None),
 ) -> list[dict[str, mdps.Mixture]]:
-    """`Tracker.beliefs` of several trackers of one method, each with its sequences and seed, as one batch."""
+    """`Tracker.beliefs` of several trackers of one method, each with its sequences and seed, as one batch.
+
+    With `rows` the beliefs about these sequences alone, the same as among all.
+    """
     method, estimators = trackers[0].method, [t.estimator for t in trackers]
-    codes = [t.encoder(o) for t, o in zip(trackers, observations, strict=True)]
+    codes = [t.encoder(o[rows]) for t, o in zip(trackers, observations, strict=True)]
     keys = [ops.split_seed(torch.tensor(s, device=x.device), 3).unbind() for s, x in zip(seeds, states, strict=True)]
-    run_keys = [key[2] for key in keys]
+    run_keys = [ops.split_seed(key[2], len(x))[rows] for key, x in zip(keys, states)]
     initial, final = [], []
     for t, x, (start_key, final_key, _) in zip(trackers, states, keys):
         if "forward" in method.beliefs:
-            initial.append(around(x[:, 0], t.c.n_particles, t.c.position_noise, t.c.heading_concentration, start_key))
+            start = around(x[:, 0], t.c.n_particles, t.c.position_noise, t.c.heading_concentration, start_key)
+            initial.append(start[rows])
         if "backward" in method.beliefs:
-            final.append(anywhere(len(x), t.c.n_particles, final_key).to(x))
+            final.append(anywhere(len(x), t.c.n_particles, final_key).to(x)[rows])
     if len(method.beliefs) == 1:
         beliefs = mdps.filter_together(estimators, initial or final, codes, seeds=run_keys)
         return [{method.beliefs[0]: b.posterior} for b in beliefs]
