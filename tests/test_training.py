@@ -257,11 +257,11 @@ def test_figures_are_drawn(tmp_path, finished):
 
 def test_flags_override_the_file_which_overrides_the_preset(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(bearings_only, "run_training", lambda c, folder, at_once: made.append((c, folder, at_once)))
+    monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
     path = config_file(tmp_path, gradient_clip="1e-2")
     assert bearings_only.main(["train", "--preset", "demo", "--config", path, "--batch-size", "7"]) == 0
-    c, folder, at_once = made[0]
-    assert at_once == 1
+    c, folder, at_once, devices = made[0]
+    assert at_once == devices == 1
     assert (c.batch_size, c.n_training, c.gradient_clip) == (7, 8, 0.01)
     assert c.density_floor == 0.0 and folder == Path("runs/bearings_only_mdps_seed_0")
 
@@ -338,7 +338,7 @@ def test_early_stop_and_plateau(tmp_path):
 
 
 def test_a_loss_that_is_never_finite_is_reported(tmp_path, monkeypatch):
-    def nan(trackers, batches, names, seeds):
+    def nan(trackers, batches, names, seeds, rows):
         return [{n: sum(p.sum() for p in t.parameters()) * torch.nan for n in names} for t in trackers]
 
     monkeypatch.setattr(bearings_only.Tracker, "losses_together", staticmethod(nan))
@@ -384,3 +384,23 @@ def test_every_method_runs(tmp_path, method):
     record = json.loads((tmp_path / "run/metrics.json").read_text())
     assert set(record["results"]) == set(methods.METHODS[method].beliefs)
     assert all(math.isfinite(value) for row in record["results"].values() for value in row.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", ["torchrun", "lightning"])
+@pytest.mark.parametrize("method", ["mdps", "tg-pf"])
+def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, method, starter):
+    """Batches of 4, 4 and 1, of which one process has nothing."""
+    flags = ["--method", method, "--n-training", "9", "--max-epochs", "2"]
+    train(tmp_path / "one", *flags)
+    both = tmp_path / "both"
+    command = ["train", "--config", config_file(both), "--output", str(both / "run"), *flags, "--devices", "2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if starter == "torchrun" else []
+    subprocess.run([sys.executable, *launcher, bearings_only.__file__, *command], check=True, timeout=300)
+    expected, got = history(tmp_path / "one"), history(both)
+    assert len(expected) == len(got) == 2 * len({row["stage"] for row in expected})
+    for a, b in zip(expected, got):
+        assert {k: v for k, v in b.items() if k != "rates"} == pytest.approx(
+            {k: v for k, v in a.items() if k != "rates"}, rel=1e-4
+        )
+    assert (both / "run/metrics.json").exists()

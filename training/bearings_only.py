@@ -160,8 +160,10 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def run_training(c: Configuration, folder: Path, runs_at_once: int = 1) -> list[dict[str, Any]]:
+def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices: int = 1) -> list[dict[str, Any]]:
     """Train in a folder, or go on there; then evaluate, draw and return the metrics.
+
+    On several devices this runs in a process for each; number 0 alone evaluates, and the others return nothing.
 
     Several runs at once have the seeds c.seed, c.seed + 1, ... and the folders seed_SEED in `folder`; they give what they give
     one by one, up to rounding.
@@ -169,16 +171,22 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1) -> list[
     started = time.monotonic()
     runs = [dataclasses.replace(c, seed=c.seed + i) for i in range(runs_at_once)]
     folders = [folder] if runs_at_once == 1 else [folder / f"seed_{run.seed}" for run in runs]
-    for run, own in zip(runs, folders):
+    first = staged.rank() == 0
+    for run, own in zip(runs, folders) if first else ():
         _open_folder(run, own)
     torch.set_num_threads(c.threads)
     data, trackers = Data(runs), [build(run) for run in runs]
     n_parameters = sum(p.numel() for p in trackers[0].parameters())
-    print(f"{c.method}: {n_parameters} parameters, {c.n_training} sequences of {c.n_steps} steps, {c.n_particles} particles")
-    print(f"run folder: {folder}" + (f", {runs_at_once} runs at once" if runs_at_once > 1 else ""))
+    if first:
+        print(
+            f"{c.method}: {n_parameters} parameters, {c.n_training} sequences of {c.n_steps} steps, {c.n_particles} particles"
+        )
+        print(f"run folder: {folder}" + (f", {runs_at_once} runs at once" if runs_at_once > 1 else ""))
     with staged.quiet():
-        staged.train(trackers, data, stages(c), schedule(c), folders, [run.seed for run in runs], c.accelerator)
-    records = []
+        staged.train(trackers, data, stages(c), schedule(c), folders, [run.seed for run in runs], c.accelerator, devices)
+    records: list[dict[str, Any]] = []
+    if not first:
+        return records
     for run, own, tracker, sequences in zip(runs, folders, trackers, data.sets["evaluation"]):
         torch.save({"configuration": dataclasses.asdict(run), "state_dict": tracker.state_dict()}, own / "model.pt")
         seconds = (time.monotonic() - started) / runs_at_once
@@ -247,6 +255,9 @@ def _parser():
     train.add_argument(
         "--runs-at-once", type=int, metavar="INT", default=1, help="train so many runs, of consecutive seeds, as one batch [1]"
     )
+    train.add_argument(
+        "--devices", type=int, metavar="INT", default=1, help="processes that share every batch, one a GPU or CPU [1]"
+    )
     configuration.add_flags(train, Configuration)
     demo = commands.add_parser("demo", help="train a smoother in five minutes on two cores: train --preset demo, from scratch")
     demo.add_argument(
@@ -276,12 +287,13 @@ def main(arguments: list[str] | None = None) -> int:
             run_training(configuration.make(Configuration, PRESETS["demo"]), given["output"])
         else:
             file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
-            runs_at_once = given.pop("runs_at_once")
-            if runs_at_once < 1:
-                raise ConfigurationError(f"runs_at_once: expected at least 1, got {runs_at_once}")
+            runs_at_once, devices = given.pop("runs_at_once"), given.pop("devices")
+            for option_, number in (("runs_at_once", runs_at_once), ("devices", devices)):
+                if number < 1:
+                    raise ConfigurationError(f"{option_}: expected at least 1, got {number}")
             c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
             name = f"seed_{c.seed}" if runs_at_once == 1 else f"seeds_{c.seed}_to_{c.seed + runs_at_once - 1}"
-            run_training(c, output or Path("runs") / f"bearings_only_{c.method}_{name}", runs_at_once)
+            run_training(c, output or Path("runs") / f"bearings_only_{c.method}_{name}", runs_at_once, devices)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

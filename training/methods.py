@@ -80,21 +80,22 @@ class Tracker(nn.Module):
         batches: Sequence[tuple[Tensor, Tensor]],
         names: tuple[str, ...],
         seeds: Sequence[int],
+        rows: slice = slice(None),
     ) -> list[dict[str, Tensor]]:
-        """The losses of several trackers of one method, each with its batch and seed."""
+        """The losses of several trackers of one method, each with its batch and seed; `rows`: of these sequences alone."""
         if names == ("transition",):
-            return [{"transition": t.transition_loss(states)} for t, (states, _) in zip(trackers, batches, strict=True)]
+            return [{"transition": t.transition_loss(states[rows])} for t, (states, _) in zip(trackers, batches, strict=True)]
         states, observations = zip(*batches)
         labelled = slice(None, None, trackers[0].c.label_every)
         return [
             {
                 n: metrics.negative_log_likelihood(
-                    at_times(beliefs[n], labelled), truth[:, labelled], density_floor=tracker.c.density_floor
+                    at_times(beliefs[n], labelled), truth[rows, labelled], density_floor=tracker.c.density_floor
                 ).mean()
                 for n in names
             }
             for tracker, beliefs, truth in zip(
-                trackers, beliefs_together(trackers, states, observations, seeds, names), states, strict=True
+                trackers, beliefs_together(trackers, states, observations, seeds, names, rows), states, strict=True
             )
         ]
 
@@ -113,18 +114,22 @@ def beliefs_together(
     observations: Sequence[Tensor],
     seeds: Sequence[int],
     names: tuple[str, ...] | None = None,
+    rows: slice = slice(None),
 ) -> list[dict[str, mdps.Mixture]]:
-    """`Tracker.beliefs` of several trackers of one method, each with its sequences and seed, as one batch."""
+    """`Tracker.beliefs` of several trackers of one method, each with its sequences and seed, as one batch.
+
+    With `rows` the beliefs about these sequences alone, the same as among all.
+    """
     method, estimators = trackers[0].method, [t.estimator for t in trackers]
-    codes = [t.encoder(o) for t, o in zip(trackers, observations, strict=True)]
-    keys = [_row_keys(s, x) for s, x in zip(seeds, states, strict=True)]
-    run_keys = [key[2] for key in keys]
+    keys = [_row_keys(s, x)[rows].unbind(1) for s, x in zip(seeds, states, strict=True)]
+    states, codes = [x[rows] for x in states], [t.encoder(o[rows]) for t, o in zip(trackers, observations, strict=True)]
+    run_keys = [key[2].contiguous() for key in keys]
     initial, final = [], []
     for t, x, (start_key, final_key, _) in zip(trackers, states, keys):
         if "forward" in method.beliefs:
             initial.append(around(x[:, 0], t.c.n_particles, t.c.position_noise, t.c.heading_concentration, start_key))
         if "backward" in method.beliefs:
-            final.append(anywhere(len(x), t.c.n_particles, final_key).to(x))
+            final.append(anywhere(len(x), t.c.n_particles, final_key.contiguous()).to(x))
     if len(method.beliefs) == 1:
         beliefs = mdps.filter_together(estimators, initial or final, codes, seeds=run_keys)
         return [{method.beliefs[0]: b.posterior} for b in beliefs]
@@ -138,10 +143,9 @@ def beliefs_together(
     return [{"forward": f.posterior, "backward": b.posterior} for f, b in pairs]
 
 
-def _row_keys(seed: int, states: Tensor) -> tuple[Tensor, ...]:
-    """Seeds of each sequence's initial particles, final particles and run, three times (B,)."""
-    rows = ops.split_seed(torch.tensor(seed, device=states.device), len(states))
-    return tuple(key.contiguous() for key in ops.split_seed(rows, 3).unbind(1))
+def _row_keys(seed: int, states: Tensor) -> Tensor:
+    """Seeds of each sequence's initial particles, final particles and run, (B, 3)."""
+    return ops.split_seed(ops.split_seed(torch.tensor(seed, device=states.device), len(states)), 3)
 
 
 def _classical(estimator: nn.Module, bearings: Tensor, start: Sequence[Tensor], seed: Tensor) -> dict[str, mdps.Mixture]:
@@ -157,7 +161,7 @@ def at_times(belief: mdps.Mixture, times: slice) -> mdps.Mixture:
 
 def around(states: Tensor, n: int, position_noise: float, heading_concentration: float, seed: Tensor) -> Tensor:
     """N particles around each true state (B, 3), by seed (B,): Gaussian positions, von Mises headings -> (B, N, 3)."""
-    position_key, heading_key = (key.contiguous() for key in ops.split_seed(seed, 2).unbind(-1))
+    position_key, heading_key = (key.contiguous() for key in ops.split_seed(seed.contiguous(), 2).unbind(-1))
     position = states[:, None, :2] + position_noise * ops.philox_normal(position_key, (len(states), n, 2))
     kappa = torch.full((len(states), n), heading_concentration, device=states.device)
     heading = states[:, None, 2] + ops.philox_von_mises(heading_key, kappa)

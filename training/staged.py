@@ -26,8 +26,10 @@ with warnings.catch_warnings():
     import lightning as L
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import TensorBoardLogger
+    from lightning.pytorch.strategies import DDPStrategy
 
 import torch
+import torch.distributed as dist
 from configuration import write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -71,7 +73,7 @@ class StagedModule(L.LightningModule):
 
     Args:
         models: each has `groups()`, {name: list of parameters}; their class has `losses_together(models, batches, names,
-            seeds)`, a list of {name: scalar loss}.
+            seeds, rows)`, a list of {name: scalar loss averaged over these rows of the batches}.
         stage: what learns and on which loss.
         schedule: when rates fall.
         seeds: of the runs; `stage_index` counts stages from 0.
@@ -117,7 +119,8 @@ class StagedModule(L.LightningModule):
         optimizers = self.optimizers() if len(self.seeds) > 1 else [self.optimizers()]
         for run in self.active:
             optimizers[run].zero_grad(set_to_none=True)
-        self.manual_backward(sum(losses.values()))
+        self.manual_backward(share(len(batches[0][0]))[1] * sum(losses.values()))
+        add_up([p.grad for run in self.active for p in self.models[run].parameters() if p.grad is not None])
         for run in self.active:
             self._step(optimizers[run], run)
         return torch.stack(list(losses.values())).mean().detach()
@@ -139,18 +142,52 @@ class StagedModule(L.LightningModule):
 
     def _losses(self, batches, seeds, phase):
         """{run: its loss} of the runs that have not ended."""
-        models = [self.models[run] for run in self.active]
+        models, own, n = [self.models[run] for run in self.active], [batches[run] for run in self.active], len(batches[0][0])
+        rows, part = share(n)
         named = type(models[0]).losses_together(
-            models, [batches[run] for run in self.active], tuple(self.stage.losses), [seeds[run] for run in self.active]
+            models, own, tuple(self.stage.losses), [seeds[run] for run in self.active], rows
         )
+        several = dist.is_initialized()
+        size = round(part * n) * (dist.get_world_size() if several else 1)  # Lightning's mean of sizes drops what is left over
         totals = {}
         for run, losses in zip(self.active, named, strict=True):
             totals[run] = sum(weight * losses[name] for name, weight in self.stage.losses.items())
             logged = {f"{phase}/{name}": loss for name, loss in losses.items()} | {f"{phase}_loss": totals[run]}
             for what, loss in logged.items():
-                name = self.name(what, run)
-                self.log(name, loss.detach(), on_step=False, on_epoch=True, batch_size=len(batches[run][0]))
+                self.log(self.name(what, run), loss.detach(), on_step=False, on_epoch=True, batch_size=size, sync_dist=several)
         return totals
+
+
+class Together(DDPStrategy):
+    """Processes, one a device, that add up the gradients of their shares of a batch by themselves: see `share`."""
+
+    def configure_ddp(self) -> None:
+        """Leave the model as it is."""
+
+
+def rank() -> int:
+    """The number of this process among those that train together; 0 is the one that writes."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
+
+
+def share(n: int) -> tuple[slice, float]:
+    """The rows of a batch of n that this process computes, and which part of the batch they are.
+
+    A process without a row computes one that counts nothing, since all must take part.
+    """
+    me, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    first, end = n * me // processes, n * (me + 1) // processes
+    return (slice(first, end), (end - first) / n) if end > first else (slice(0, 1), 0.0)
+
+
+def add_up(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace tensors by their sums over all processes."""
+    if not dist.is_initialized() or not tensors:
+        return
+    flat = torch.cat([t.flatten() for t in tensors])
+    dist.all_reduce(flat)
+    for t, total in zip(tensors, flat.split([t.numel() for t in tensors])):
+        t.copy_(total.view_as(t))
 
 
 class EpochSampler(Sampler[list[torch.Tensor]]):
@@ -206,7 +243,7 @@ class Progress(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
         self.done += 1
         now = time.monotonic()
-        if sys.stdout.isatty() and now - self.drawn > 0.2:
+        if trainer.is_global_zero and sys.stdout.isatty() and now - self.drawn > 0.2:
             self.drawn = now
             print(
                 f"\r{self._where(trainer)}  batch {batch_index + 1}/{trainer.num_training_batches}  "
@@ -216,6 +253,8 @@ class Progress(Callback):
             )
 
     def on_train_epoch_end(self, trainer, module):
+        if not trainer.is_global_zero:
+            return
         start, finish, newline = ("\r", "\033[K", "") if sys.stdout.isatty() else ("", "", "\n")
         line = self.end.line()
         print(f"{start}{self._where(trainer)}  {line}  {self._remaining(trainer)}{finish}", end=newline, flush=True)
@@ -272,7 +311,8 @@ class EpochEnd(Callback):
         self._end_runs(trainer, module, trainer.current_epoch + 1)
         unfinished = self.shared / "unfinished.ckpt"
         trainer.save_checkpoint(unfinished)
-        os.replace(unfinished, self.shared / "last.ckpt")
+        if trainer.is_global_zero:
+            os.replace(unfinished, self.shared / "last.ckpt")
 
     def line(self) -> str:
         """How the last epoch was, of several runs on average."""
@@ -288,14 +328,17 @@ class EpochEnd(Callback):
         rates = {g["name"]: g["lr"] for g in trainer.optimizers[i].param_groups}
         row = {"stage": self.stage, "epoch": trainer.current_epoch, "seconds": seconds}
         run.rows.append(row | {"rates": rates} | logged)
-        with (self.places[i].parent / "history.jsonl").open("a") as file:
-            file.write(json.dumps(run.rows[-1]) + "\n")
+        if trainer.is_global_zero:
+            with (self.places[i].parent / "history.jsonl").open("a") as file:
+                file.write(json.dumps(run.rows[-1]) + "\n")
         loss = logged[VALIDATION]
         module.plateaus[i].step(loss)
         if not loss < run.best:
             run.epochs_since_best += 1
             return
         run.best, run.epochs_since_best = loss, 0
+        if not trainer.is_global_zero:
+            return
         unfinished = self.places[i] / "unfinished.pt"
         torch.save(module.models[i].state_dict(), unfinished)
         os.replace(unfinished, unfinished.with_name("best.pt"))
@@ -315,12 +358,14 @@ def train(
     folders: Sequence[Path],
     seeds: Sequence[int],
     accelerator: str,
+    devices: int = 1,
 ) -> None:
     """Train models, each a run, through their stages, going on where an earlier call stopped; they end with the last stage's
     best weights.
 
     What each has learned is in its folder's stage_K, the numbers of every epoch in its history.jsonl; what is needed to go on
-    is in their `shared_folder`.
+    is in their `shared_folder`. On several devices there is a process for each, started here or by torchrun; each computes
+    its share of every batch, with the random numbers of the whole, and number 0 writes.
 
     Raises:
         KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folders.
@@ -331,7 +376,8 @@ def train(
         places = [folder / f"stage_{index + 1}" for folder in folders]
         if not all((place / "finished.json").exists() for place in places):
             title = f"stage {index + 1}/{len(stages)} {stage.name}"
-            _train_stage(StagedModule(models, stage, schedule, seeds, index), data, places, shared, accelerator, title)
+            module = StagedModule(models, stage, schedule, seeds, index)
+            _train_stage(module, data, places, shared, title, {"accelerator": accelerator, "devices": devices})
         for model, place in zip(models, places):
             model.load_state_dict(torch.load(place / "best.pt", map_location="cpu", weights_only=True))
     for model in models:
@@ -339,7 +385,12 @@ def train(
 
 
 def _train_stage(
-    module: StagedModule, data: L.LightningDataModule, places: Sequence[Path], shared: Path, accelerator: str, title: str
+    module: StagedModule,
+    data: L.LightningDataModule,
+    places: Sequence[Path],
+    shared: Path,
+    title: str,
+    machine: dict[str, Any],
 ) -> None:
     """One stage; `places` are its folders in the runs' folders."""
     stage, name = module.stage, f"stage_{module.stage_index + 1}"
@@ -347,8 +398,9 @@ def _train_stage(
         folder.mkdir(parents=True, exist_ok=True)
     end, last = EpochEnd(places, shared / name, module.stage_index + 1), shared / name / "last.ckpt"
     trainer = L.Trainer(
-        accelerator=accelerator,
-        devices=1,
+        **machine,
+        strategy=Together() if machine["devices"] > 1 else "auto",
+        use_distributed_sampler=False,
         max_epochs=stage.max_epochs or module.schedule.max_epochs,
         callbacks=[end, Progress(title, end)],
         logger=TensorBoardLogger(shared, name="tensorboard", version=name),
@@ -365,7 +417,8 @@ def _train_stage(
             raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
-        write_whole(place / "finished.json", json.dumps(numbers, indent=2))
+        if trainer.is_global_zero:
+            write_whole(place / "finished.json", json.dumps(numbers, indent=2))
 
 
 def shared_folder(folders: Sequence[Path]) -> Path:
