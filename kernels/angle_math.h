@@ -1,5 +1,5 @@
-/* Angles for float or double (REAL, FN: for_each_real.h): wrapped to one turn, their sine and cosine, and atan2. Branch-free, on
- * the polynomials of real_math.h, which includes this. No include guard: a file includes it once for each REAL.
+/* Angles for float or double (REAL, FN: for_each_real.h): wrapped to one turn, their sine and cosine, and atan2. Branch-free,
+ * on the polynomials of real_math.h, which includes this. No include guard: a file includes it once for each REAL.
  */
 /* The largest number below pi. */
 #undef TOP_ANGLE
