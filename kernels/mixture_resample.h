@@ -20,6 +20,8 @@
 #include "resample.h"
 
 enum { MIXTURE_TILE = 256, MOST_DIMENSIONS = 16 };
+/* CPU: items that are drawn together, and their samples. */
+enum { MIXTURE_PARTS = 32, MIXTURE_BATCH = 512 };
 
 typedef struct {
     Resample resample;
