@@ -141,9 +141,10 @@ INLINE void FN(add_elements)(FN(Tile) *tile, Source s, int64_t first, int n) {
 }
 
 /* One attempt of n elements, a multiple of LANES. */
-INLINE void FN(try_von_mises)(const FN(Tile) *tile, uint32_t attempt, int n, REAL *angle, int32_t *accepted) {
+INLINE void
+FN(try_von_mises)(const FN(Tile) *tile, const bool one_key, uint32_t attempt, int n, REAL *angle, int32_t *accepted) {
     for (int i = 0; i < n; i++) {
-        uint64_t at = tile->at[i], key = tile->key[i];
+        uint64_t at = tile->at[i], key = tile->key[one_key ? 0 : i];
         Words r = philox((uint32_t)at, (uint32_t)KIND_VON_MISES << 24 | attempt, tile->stream, at >> 32, key, key >> 32);
         accepted[i] = FN(von_mises_attempt)(r, tile->k[i], tile->K[i], tile->t[i], &angle[i]);
     }
@@ -161,8 +162,8 @@ INLINE void FN(keep_elements)(FN(Tile) *tile, int n, const int32_t *which) {
     }
 }
 
-/* Draws the elements of a tile, and empties it. */
-INLINE void FN(draw_tile)(FN(Tile) *tile, REAL *out) {
+/* Draws the elements of a tile, and empties it. one_key: all have the same, which saves a tenth. */
+INLINE void FN(draw_tile)(FN(Tile) *tile, const bool one_key, REAL *out) {
     REAL angle[DRAW_TILE];
     int32_t accepted[DRAW_TILE], place[DRAW_TILE], which[DRAW_TILE], left = tile->n;
     for (int i = left; i < (left + LANES - 1) / LANES * LANES; i++)
@@ -170,7 +171,7 @@ INLINE void FN(draw_tile)(FN(Tile) *tile, REAL *out) {
     for (int i = 0; i < left; i++) place[i] = i;
     for (uint32_t attempt = 0; left > 0 && attempt < MAX_ATTEMPTS; attempt++) {
         int rejected = 0;
-        FN(try_von_mises)(tile, attempt, (left + LANES - 1) / LANES * LANES, angle, accepted);
+        FN(try_von_mises)(tile, one_key, attempt, (left + LANES - 1) / LANES * LANES, angle, accepted);
         for (int i = 0; i < left; i++) {
             out[place[i]] = angle[i];
             which[rejected] = i;
@@ -195,7 +196,7 @@ INLINE void FN(draw_von_mises)(Source s, int64_t first, int n, const REAL *conce
         FN(von_mises_constants)(tile.k[i], &tile.K[i], &tile.t[i]);
     }
     FN(add_elements)(&tile, s, first, n);
-    FN(draw_tile)(&tile, out);
+    FN(draw_tile)(&tile, true, out);
 }
 
 /* One element alone, as a GPU's thread does it: the same deviate. */

@@ -44,16 +44,16 @@ typedef struct {
 /* Draws what the tile holds. Compiled by itself: it is called from three places. */
 CLONES void FN(mixture_draw_tile)(FN(Batch) *batch) {
     const int n = batch->tile.n;
-    FN(draw_tile)(&batch->tile, batch->angle + batch->n_angles);
+    FN(draw_tile)(&batch->tile, false, batch->angle + batch->n_angles);
     batch->n_angles += n;
 }
 
 INLINE void FN(take_part)(const MixtureResample *p, int64_t item, FN(Part) *part) {
     const Resample *r = &p->resample;
-    const int64_t tiles = (r->M + MIXTURE_TILE - 1) / MIXTURE_TILE, b = item / tiles, m = item % tiles * MIXTURE_TILE;
+    const int64_t tiles = (r->M + MIXTURE_DRAWS - 1) / MIXTURE_DRAWS, b = item / tiles, m = item % tiles * MIXTURE_DRAWS;
     const int64_t first = b * r->M + m;
     part->m = m;
-    part->n = r->M - m < MIXTURE_TILE ? (int)(r->M - m) : MIXTURE_TILE;
+    part->n = r->M - m < MIXTURE_DRAWS ? (int)(r->M - m) : MIXTURE_DRAWS;
     part->source = source_of_row(r->seed, b);
     part->means = (const REAL *)p->means + b * r->N * p->D;
     part->log_weights = (const REAL *)r->log_weights + b * r->N;
@@ -104,7 +104,7 @@ INLINE void FN(add_noise)(const FN(Part) *part, const int G, const int A, const 
 
 /* Draws the noise of the parts and makes their samples. */
 INLINE void FN(draw_batch)(FN(Batch) *batch, const int G, const int A) {
-    REAL normal[MIXTURE_TILE * MOST_DIMENSIONS], *angle = batch->angle;
+    REAL normal[MIXTURE_DRAWS * MOST_DIMENSIONS], *angle = batch->angle;
     batch->n_angles = 0;
     for (int i = 0; i < batch->n_parts; i++) {
         const FN(Part) *part = &batch->part[i];
@@ -124,7 +124,7 @@ INLINE void FN(draw_batch)(FN(Batch) *batch, const int G, const int A) {
 CLONES void FN(mixture_resample)(int64_t begin, int64_t end, void *parameters) {
     const MixtureResample *p = parameters;
     const int64_t N = p->resample.N, M = p->resample.M;
-    const int A = (int)p->A, G = (int)(p->D - A), most = M < MIXTURE_TILE ? (int)M : MIXTURE_TILE;
+    const int A = (int)p->A, G = (int)(p->D - A), most = M < MIXTURE_DRAWS ? (int)M : MIXTURE_DRAWS;
     FN(Batch) batch;
     bool good = false;
     batch.tile.n = 0;
