@@ -29,7 +29,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                          .bandwidths = bandwidths.data,
                          .samples = samples.data};
     resample_rows(&call, &log_weights, CPU_KERNELS(resample), &p.resample);
-    run(&call, &means, KERNELS(mixture_resample), &p, r.B * ((r.M + MIXTURE_TILE - 1) / MIXTURE_TILE), 8);
+    run(&call, &means, KERNELS(mixture_resample), &p, r.B * ((r.M + MIXTURE_DRAWS - 1) / MIXTURE_DRAWS), 8);
     finish(&call, stack, 2, (Tensor[]){samples, ancestors});
 }
 OPERATOR(mixture_resample,

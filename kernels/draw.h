@@ -104,12 +104,16 @@ INLINE REAL FN(von_mises_deviate)(REAL concentration, REAL angle) {
     return concentration >= 0 ? a : (REAL)NAN;
 }
 
-/* One attempt of an element: the angle, and whether it is accepted. 0 <= k < infinity. */
-INLINE bool FN(von_mises_attempt)(Source s, uint32_t attempt, uint32_t element, REAL k, REAL *angle) {
-    Words r = words_at(s, KIND_VON_MISES, element, attempt);
-    REAL v = FN(centred_unit)(r.x, r.y), u = FN(open_unit)(r.z, r.w);
-    REAL K = (1 + 1 / (sqrt(1 + 4 * k * k) + 2 * k)) * (REAL)0.25, square = v * v;
-    REAL sine = sqrt(K / (k + K)) * v * FN(sinpi_over)(square), cosine = fabs(FN(cospi_poly)(square));
+/* What an attempt needs of a drawn concentration k: K and t above. */
+INLINE void FN(von_mises_constants)(REAL k, REAL *K, REAL *t) {
+    *K = (1 + 1 / (sqrt(1 + 4 * k * k) + 2 * k)) * (REAL)0.25;
+    *t = sqrt(*K / (k + *K));
+}
+
+/* One attempt of an element, from its words: the angle, and whether it is accepted. 0 <= k < infinity. */
+INLINE bool FN(von_mises_attempt)(Words r, REAL k, REAL K, REAL t, REAL *angle) {
+    REAL v = FN(centred_unit)(r.x, r.y), u = FN(open_unit)(r.z, r.w), square = v * v;
+    REAL sine = t * v * FN(sinpi_over)(square), cosine = fabs(FN(cospi_poly)(square));
     REAL S = sine * sine / (cosine * cosine + sine * sine), y = 2 * k * S + 2 * K;
     REAL a = fabs(sine), low = a < cosine ? a : cosine, high = a < cosine ? cosine : a, ratio = low / high;
     REAL half = ratio * FN(atan_over)(ratio * ratio);
@@ -118,43 +122,89 @@ INLINE bool FN(von_mises_attempt)(Source s, uint32_t attempt, uint32_t element, 
     return u <= y * FN(exp2_real)((1 - y) * (REAL)LOG2E);
 }
 
-/* One attempt for n lanes, a multiple of LANES. */
+/* Up to DRAW_TILE elements that are drawn together, of one row or of many, of one stream. */
+typedef struct {
+    int n;
+    uint32_t stream;
+    uint64_t key[DRAW_TILE], at[DRAW_TILE]; /* key1 << 32 | key0, row << 32 | element */
+    REAL concentration[DRAW_TILE], k[DRAW_TILE], K[DRAW_TILE], t[DRAW_TILE];
+} FN(Tile);
+
+/* Adds elements [first, first + n) of a row, n <= DRAW_TILE - tile->n; their concentrations are the caller's. */
+INLINE void FN(add_elements)(FN(Tile) *tile, Source s, int64_t first, int n) {
+    const uint64_t key = (uint64_t)s.key1 << 32 | s.key0, row = (uint64_t)s.row << 32;
+    uint64_t *keys = tile->key + tile->n, *at = tile->at + tile->n;
+    for (int i = 0; i < n; i++) keys[i] = key;
+    for (int i = 0; i < n; i++) at[i] = row | (uint32_t)(first + i);
+    tile->stream = s.stream;
+    tile->n += n;
+}
+
+/* One attempt of n elements, a multiple of LANES. */
 INLINE void
-FN(try_von_mises)(Source s, uint32_t attempt, int n, const uint32_t *element, const REAL *concentration, REAL *angle,
-                          int32_t *accepted) {
-    for (int i = 0; i < n; i++) accepted[i] = FN(von_mises_attempt)(s, attempt, element[i], concentration[i], &angle[i]);
+FN(try_von_mises)(const FN(Tile) *tile, const bool one_key, uint32_t attempt, int n, REAL *angle, int32_t *accepted) {
+    for (int i = 0; i < n; i++) {
+        uint64_t at = tile->at[i], key = tile->key[one_key ? 0 : i];
+        Words r = philox((uint32_t)at, (uint32_t)KIND_VON_MISES << 24 | attempt, tile->stream, at >> 32, key, key >> 32);
+        accepted[i] = FN(von_mises_attempt)(r, tile->k[i], tile->K[i], tile->t[i], &angle[i]);
+    }
+}
+
+/* Keeps the elements that `which` lists, in ascending order. */
+INLINE void FN(keep_elements)(FN(Tile) *tile, int n, const int32_t *which) {
+    for (int i = 0; i < n; i++) {
+        int32_t j = which[i];
+        tile->key[i] = tile->key[j];
+        tile->at[i] = tile->at[j];
+        tile->k[i] = tile->k[j];
+        tile->K[i] = tile->K[j];
+        tile->t[i] = tile->t[j];
+    }
+}
+
+/* Draws the elements of a tile, and empties it. one_key: all have the same, which saves a tenth. */
+INLINE void FN(draw_tile)(FN(Tile) *tile, const bool one_key, REAL *out) {
+    REAL angle[DRAW_TILE];
+    int32_t accepted[DRAW_TILE], place[DRAW_TILE], which[DRAW_TILE], left = tile->n;
+    for (int i = left; i < (left + LANES - 1) / LANES * LANES; i++)
+        tile->key[i] = tile->at[i] = 0, tile->k[i] = 0, tile->K[i] = tile->t[i] = 1;
+    for (int i = 0; i < left; i++) place[i] = i;
+    for (uint32_t attempt = 0; left > 0 && attempt < MAX_ATTEMPTS; attempt++) {
+        int rejected = 0;
+        FN(try_von_mises)(tile, one_key, attempt, (left + LANES - 1) / LANES * LANES, angle, accepted);
+        for (int i = 0; i < left; i++) {
+            out[place[i]] = angle[i];
+            which[rejected] = i;
+            place[rejected] = place[i];
+            rejected += !accepted[i];
+        }
+        FN(keep_elements)(tile, rejected, which);
+        left = rejected;
+    }
+    for (int i = 0; i < tile->n; i++) out[i] = FN(von_mises_deviate)(tile->concentration[i], out[i]);
+    tile->n = 0;
 }
 
 /* Elements [first, first + n) of a row, n <= DRAW_TILE, in [-pi, pi). Concentration: infinity gives 0, NaN and negative NaN;
  * beyond 1e36 (float) or 1e300 (double), standard deviations below 1e-18 and 1e-150, it counts as that. */
 INLINE void FN(draw_von_mises)(Source s, int64_t first, int n, const REAL *concentration, REAL *out) {
-    REAL k[DRAW_TILE], angle[DRAW_TILE];
-    uint32_t element[DRAW_TILE];
-    int32_t accepted[DRAW_TILE], left = n;
+    FN(Tile) tile;
+    tile.n = 0;
     for (int i = 0; i < n; i++) {
-        k[i] = FN(drawn_concentration)(concentration[i]);
-        element[i] = (uint32_t)(first + i);
+        tile.concentration[i] = concentration[i];
+        tile.k[i] = FN(drawn_concentration)(concentration[i]);
+        FN(von_mises_constants)(tile.k[i], &tile.K[i], &tile.t[i]);
     }
-    for (uint32_t attempt = 0; left > 0 && attempt < MAX_ATTEMPTS; attempt++) {
-        int full = (left + LANES - 1) / LANES * LANES, rejected = 0;
-        for (int i = left; i < full; i++) k[i] = 0, element[i] = 0;
-        FN(try_von_mises)(s, attempt, full, element, k, angle, accepted);
-        for (int i = 0; i < left; i++) {
-            out[element[i] - (uint32_t)first] = angle[i];
-            k[rejected] = k[i];
-            element[rejected] = element[i];
-            rejected += !accepted[i];
-        }
-        left = rejected;
-    }
-    for (int i = 0; i < n; i++) out[i] = FN(von_mises_deviate)(concentration[i], out[i]);
+    FN(add_elements)(&tile, s, first, n);
+    FN(draw_tile)(&tile, true, out);
 }
 
 /* One element alone, as a GPU's thread does it: the same deviate. */
 INLINE REAL FN(draw_one_von_mises)(Source s, uint32_t element, REAL concentration) {
     const REAL k = FN(drawn_concentration)(concentration);
-    REAL angle = 0;
+    REAL angle = 0, K, t;
+    FN(von_mises_constants)(k, &K, &t);
     for (uint32_t attempt = 0; attempt < MAX_ATTEMPTS; attempt++)
-        if (FN(von_mises_attempt)(s, attempt, element, k, &angle)) break;
+        if (FN(von_mises_attempt)(words_at(s, KIND_VON_MISES, element, attempt), k, K, t, &angle)) break;
     return FN(von_mises_deviate)(concentration, angle);
 }

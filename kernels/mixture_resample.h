@@ -10,16 +10,18 @@
  * The noise of sample m, dimension g is number m G + g of philox_normal's row times the bandwidth; of angle a, number m A + a
  * of philox_von_mises' row. Bandwidth 0 copies the mean. A row with a NaN or negative bandwidth, or NaN or +inf among its
  * log-weights, is NaN. A row that is -inf throughout has uniform ancestors and is drawn as usual.
- * Items are tiles of MIXTURE_TILE samples: B * ceil(M / MIXTURE_TILE), after resample. CUDA: the launcher resamples as well, in
- * the same launch, with the scratch memory of resample.h. Cost: a normal for each linear and a von Mises draw for
- * each angular dimension of a sample.
+ * Items are tiles of MIXTURE_DRAWS samples: B * ceil(M / MIXTURE_DRAWS), after resample. CUDA: the launcher resamples as well,
+ * in the same launch, with the scratch memory of resample.h. Cost: a normal for each linear and a von Mises draw for each
+ * angular dimension of a sample.
  */
 #ifndef MDPS_MIXTURE_RESAMPLE_H
 #define MDPS_MIXTURE_RESAMPLE_H
 #include "cuda_launch.h"
 #include "resample.h"
 
-enum { MIXTURE_TILE = 256, MOST_DIMENSIONS = 16 };
+enum { MIXTURE_DRAWS = 256, MOST_DIMENSIONS = 16 };
+/* CPU: items that are drawn together, and their samples. */
+enum { MIXTURE_PARTS = 32, MIXTURE_BATCH = 512 };
 
 typedef struct {
     Resample resample;

@@ -3,6 +3,7 @@
  * number of units (pairs, draws, ...) of a run.
  */
 #include "mixture_log_prob.h"
+#include "mixture_resample.h"
 #include "normalize_log_weights.h"
 #include "philox_normal.h"
 #include "philox_von_mises.h"
@@ -126,6 +127,22 @@ static void resampling(void) {
         }
 }
 
+/* As mixture_resample does it. */
+static void run_poses(void *parameters) {
+    MixtureResample *p = parameters;
+    resample_f32(0, p->resample.chunks, &p->resample);
+    mixture_resample_f32(0, p->resample.B * ((p->resample.M + MIXTURE_DRAWS - 1) / MIXTURE_DRAWS), p);
+}
+
+/* B rows of n poses, n draws each. */
+static void poses(const char *name, int64_t B, int64_t n) {
+    MixtureResample p = {
+        .resample = {.B = B, .N = n, .M = n, .chunks = B, .scheme = STRATIFIED, .seed = {&seed, 0, 0}}, .D = D, .A = A};
+    p.resample.log_weights = numbers(B * n, 4, -4, 0), p.resample.ancestors = numbers(B * n, 8, 0, 0);
+    p.means = numbers(B * n * D, 4, -2, 2), p.bandwidths = numbers(D, 4, 0.3, 0.5), p.samples = numbers(B * n * D, 4, 0, 0);
+    measure(name, B * n, run_poses, &p);
+}
+
 static void run_normal(void *parameters) {
     PhiloxDraw *p = parameters;
     philox_normal_f32(0, (p->n + PHILOX_TILE - 1) / PHILOX_TILE, p);
@@ -229,6 +246,8 @@ static void transports(void) {
 int main(void) {
     mixtures();
     resampling();
+    poses("mixture_resample 32 x 50 poses", 32, 50);
+    poses("mixture_resample 1000 poses", 1, 1000);
     rows();
     networks();
     transports();
