@@ -143,6 +143,7 @@ CASES = [
     case("no radii", clusters(3, n=9), radii=0.0, n_modes=9, n_angular=1),
     case("strange rows", clusters(7, edit=strange), n_angular=1),
     case("far from the origin", clusters(2, edit=far), n_angular=1, atol=4e-3),
+    case("a hundred components", clusters(2, n=100, n_clusters=4, spread=0.5), n_angular=1),
     case("many components", clusters(1, n=140, n_clusters=4, spread=0.5), n_angular=1),
 ]
 TestOperator = checks(CASES)
