@@ -12,6 +12,7 @@ The same command on a folder that holds an unfinished run goes on with it.
 import argparse
 import dataclasses
 import json
+import math
 import shutil
 import sys
 import time
@@ -30,6 +31,7 @@ from methods import METHODS, Tracker, stages
 from staged import mix
 from torch import Tensor
 
+import mdps
 from mdps import bearings_only as task
 from mdps import metrics
 
@@ -42,6 +44,10 @@ BAYES_LIMIT = {
 """NLL and mean position error [m] of the true model, as bayes_limit.py measured them: 300,000 particles on the true augmented
 state (pose, waypoint, speed). Filter and smoother know the start as here; beside the backward filter stands the filter with an
 unknown start. They are upper bounds of the optimum."""
+
+
+MODE_RADII = (2.0, 2.0, math.radians(30))
+"""Metres and radians: modes as close as that in every dimension are one; a mode as close as that to the truth has found it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,30 +139,47 @@ def build(c: Configuration) -> Tracker:
 
 @torch.no_grad()
 def evaluate(tracker: Tracker, states: Tensor, observations: Tensor, seed: int) -> dict[str, dict[str, float]]:
-    """The numbers of the result table, {belief: {nll, position_error, heading_error_degrees}}, over all steps."""
+    """The numbers of the result table, {belief: {nll, position_error, heading_error_degrees, ...}}, over all steps."""
     totals: dict[str, dict[str, float]] = {}
+    tracker.eval()
     for i, index in enumerate(torch.arange(len(states)).split(tracker.c.evaluation_batch_size)):
-        for name, belief in tracker.beliefs(states[index], observations[index], mix(seed, 6, i)).items():
-            for key, value in metrics.summarize(belief, states[index]).items():
+        truth = states[index]
+        for name, belief in tracker.beliefs(truth, observations[index], mix(seed, 6, i)).items():
+            for key, value in (metrics.summarize(belief, truth) | of_modes(belief, truth)).items():
                 row = totals.setdefault(name, {})
                 row[key] = row.get(key, 0.0) + value * len(index) / len(states)
     return totals
 
 
+def of_modes(belief: mdps.Mixture, truth: Tensor) -> dict[str, float]:
+    """Errors of the highest mode, and the share of steps at which one of the three highest is near the truth."""
+    position, heading = metrics.mode_errors(belief, truth, MODE_RADII)
+    recall = metrics.mode_recall(belief, truth, MODE_RADII, k=3, position=MODE_RADII[0], heading=MODE_RADII[2])
+    return {
+        "mode_position_error": position.mean().item(),
+        "mode_heading_error_degrees": math.degrees(heading.mean().item()),
+        "recall_of_modes": float(recall),
+    }
+
+
 def table(results: dict[str, dict[str, float]]) -> str:
     """The result table as text."""
     lines = [
-        "                  this run                                       true model",
-        "                     NLL   position [m]   heading [deg]       NLL   position [m]",
+        "                  this run                                                         true model",
+        "                     NLL   position [m]   heading [deg]   recall of modes       NLL   position [m]",
     ]
     for name, row in results.items():
         nll, error = BAYES_LIMIT[name]
         ours = f"{row['nll']:8.2f}   {row['position_error']:12.2f}   {row['heading_error_degrees']:13.1f}"
+        ours += f"   {row['recall_of_modes']:15.3f}"
         lines.append(f"{NAMES[name]:16s}{ours}  {nll:8.2f}   {error:12.2f}")
     lines.append(
-        "Errors are those of the mean. True model: 300,000 particles on the true augmented state (pose, waypoint, speed), start"
+        "Errors are those of the mean. Recall: one of the three highest modes is within 2 m and 30 degrees of the truth."
     )
-    lines.append("known; in the backward filter's row: a filter that does not know the start.")
+    lines.append(
+        "True model: 300,000 particles on the true augmented state (pose, waypoint, speed), start known; in the backward"
+    )
+    lines.append("filter's row: a filter that does not know the start.")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from . import ops
+from . import ops, pose_sequence
 from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
 from .sequences import Sequences, check_particles, encode, for_sequence, prepare, time_seeds
@@ -117,6 +117,19 @@ class Models(NamedTuple):
     """(D), or (B, D) for rows of several filters: of the mixture that is resampled, where a filter has one."""
     wraps_angles: bool
     """Whether the dynamics do."""
+
+
+class Fields(NamedTuple):
+    """What all steps leave, (B, T, ...), in the filter's order."""
+
+    states: Tensor
+    predicted: Tensor
+    """Log-weights before the observation; then after it."""
+    posterior: Tensor
+    ancestors: Tensor
+    collapsed: Tensor
+    log_evidence: Tensor
+    ess: Tensor
 
 
 class _Rows(NamedTuple):
@@ -269,6 +282,21 @@ class ParticleFilter(nn.Module):
 
     # ---- The algorithm --------------------------------------------------------------------------------------------------
 
+    def _sequence(self, models: Models, rows: _Rows, states: Tensor, seed: Tensor) -> Fields:
+        """All steps, one after the other."""
+        steps: list[FilterState] = []
+        for k, code in enumerate(rows.codes):
+            if k == 0:
+                predicted, ancestors = self._begin(states)
+            else:
+                predicted, ancestors = self._predict(models, steps[-1].posterior, rows.draws[k], rows.noise[k], rows.moves[k])
+                if (moving := rows.moving[k]) is not None:
+                    predicted, ancestors = self._stay(moving, predicted, ancestors, steps[-1])
+            steps.append(self._update(models, k, seed, predicted, ancestors, code, rows.observed[k]))
+        particles = [(s.predicted.states, s.predicted.log_weights, s.posterior.log_weights) for s in steps]
+        numbers = [(s.ancestors, s.collapsed, s.log_evidence, s.ess) for s in steps]
+        return Fields(*(torch.stack(x, 1) for rows_ in (particles, numbers) for x in zip(*rows_)))
+
     def _begin(self, initial: Tensor) -> tuple[Particles, Tensor]:
         B, N = initial.shape[:2]
         log_weights = initial.new_full((B, N), -math.log(N))
@@ -378,6 +406,17 @@ class MixtureDensityParticleFilter(ParticleFilter):
             log_weights = torch.full_like(posterior.log_weights, -math.log(self.n_particles))
         return Particles(z, log_weights), ancestors
 
+    def _sequence(self, models: Models, rows: _Rows, states: Tensor, seed: Tensor) -> Fields:
+        """As one node of the graph, where that can be."""
+        general = rows.moves[0] is not None or rows.observed[0] is not None or rows.moving[0] is not None
+        if not general and (len(self.space.linear), self.space.n_angular) == (2, 1) and models.bandwidths is not None:
+            wrapped = self.space.wrap(states)
+            fields = pose_sequence.run(models, models.bandwidths, wrapped, rows.codes, rows.noise, rows.draws, self.resampling)
+            if fields is not None:
+                moved, predicted, posterior, ancestors, log_sum, ess = fields
+                return Fields(moved, predicted, posterior, ancestors, log_sum == -math.inf, log_sum, ess)
+        return super()._sequence(models, rows, states, seed)
+
 
 # ---- Sequences of one filter, or of several as one batch ----------------------------------------------------------------
 
@@ -416,16 +455,7 @@ def filter_together(
         sequences.append(prepare(o, actions, lengths, observed, seed, particles.size(0), particles.device))
     first, states, seed = filters[0], torch.cat(list(initial)), torch.cat([s.seed for s in sequences])
     rows, models = _rows(filters, sequences, states), _models(filters, states.size(0))
-    steps: list[FilterState] = []
-    for k, code in enumerate(rows.codes):
-        if k == 0:
-            predicted, ancestors = first._begin(states)
-        else:
-            predicted, ancestors = first._predict(models, steps[-1].posterior, rows.draws[k], rows.noise[k], rows.moves[k])
-            if (moving := rows.moving[k]) is not None:
-                predicted, ancestors = first._stay(moving, predicted, ancestors, steps[-1])
-        steps.append(first._update(models, k, seed, predicted, ancestors, code, rows.observed[k]))
-    return _beliefs(filters, steps)
+    return _beliefs(filters, first._sequence(models, rows, states, seed))
 
 
 def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> Models:
@@ -482,23 +512,15 @@ def _random(
     return keys[0].unbind(0), noise.unflatten(0, (len(times), shape[0])).unbind(0)
 
 
-def _beliefs(filters: Sequence[ParticleFilter], steps: list[FilterState]) -> list[FilterBeliefs]:
+def _beliefs(filters: Sequence[ParticleFilter], fields: Fields) -> list[FilterBeliefs]:
     """Those of each filter, from the steps of all."""
-
-    def by_filter(fields: list[Tensor]) -> list[Tensor]:
-        parts = torch.stack(fields, 1).chunk(len(filters))
-        return [_backwards(p) if f.reverse else p for f, p in zip(filters, parts)]
-
-    names = "ancestors", "collapsed", "log_evidence", "ess"
-    numbers = [by_filter([getattr(s, name) for s in steps]) for name in names]
-    states = by_filter([s.predicted.states for s in steps])
-    posterior = by_filter([s.posterior.log_weights for s in steps])
-    predicted = by_filter([s.predicted.log_weights for s in steps])
     beliefs = []
     for i, f in enumerate(filters):
-        b = f.posterior_bandwidth()
-        after, before = (Mixture(states[i], w[i], b, f.space) for w in (posterior, predicted))
-        beliefs.append(FilterBeliefs(after, before, *(n[i] for n in numbers)))
+        own = (x.chunk(len(filters))[i] for x in fields)
+        states, predicted, posterior, *numbers = (_backwards(x) for x in own) if f.reverse else own
+        bandwidths = f.posterior_bandwidth()
+        after, before = (Mixture(states, w, bandwidths, f.space) for w in (posterior, predicted))
+        beliefs.append(FilterBeliefs(after, before, *numbers))
     return beliefs
 
 

@@ -10,6 +10,7 @@ Source: the paper's appendix, "Bearings Only Tracking Task", and the figures of 
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,13 +131,8 @@ class ResidualDynamics(nn.Module):
             return None
         return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
 
-    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
-        layers, scale = self.network.layers, self.scale
-
-        def move(particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-            return ops.move_poses(particles, noise, weights, layers, scale)
-
-        return move
+    def _with_weights(self, weights: Tensor) -> "PoseMove":
+        return PoseMove(weights, self.network.layers, self.scale)
 
     def forward(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
         """particles (B, N, 3), noise (B, N, K) from N(0, 1) -> (B, N, 3); heading in [-pi, pi). `action` is not used."""
@@ -175,12 +171,7 @@ class PoseLikelihood(nn.Module):
         return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
 
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
-        layers = self.network.layers
-
-        def weigh(particles: Tensor, code: Tensor) -> Tensor:
-            return ops.weigh_poses(particles, weights, layers, condition=code, minimum=MINIMUM_WEIGHT)
-
-        return weigh
+        return PoseWeigh(weights, self.network.layers)
 
     def forward(self, particles: Tensor, code: Tensor) -> Tensor:
         """particles (B, N, 3), code (B, width) of `encode` -> log-likelihoods (B, N), in [log 1e-5, 0]."""
@@ -227,6 +218,28 @@ class PoseSmootherLikelihood(nn.Module):
             return ops.weigh_poses(particles, weights, layers, extra=densities, condition=code, **bounds)
 
         return weigh
+
+
+class PoseMove(NamedTuple):
+    """What moves poses in the steps of one sequence: `ops.move_poses` with gathered parameters, (P) or (R, P)."""
+
+    weights: Tensor
+    layers: tuple[ops.Layer, ...]
+    scale: Tensor
+
+    def __call__(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
+        return ops.move_poses(particles, noise, self.weights, self.layers, self.scale)
+
+
+class PoseWeigh(NamedTuple):
+    """What weighs poses in the steps of one sequence: `ops.weigh_poses` with gathered parameters, (P) or (R, P)."""
+
+    weights: Tensor
+    layers: tuple[ops.Layer, ...]
+    minimum: float = MINIMUM_WEIGHT
+
+    def __call__(self, particles: Tensor, code: Tensor) -> Tensor:
+        return ops.weigh_poses(particles, self.weights, self.layers, condition=code, minimum=self.minimum)
 
 
 def _perceptron(n_inputs: int, widths: Sequence[int], last: nn.Module | None) -> nn.Sequential:

@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 
 import bearings_only
-from staged import StagedModule
+from staged import StagedModule, peak_memory_mb
 
 from bench.timing import interleaved
 from mdps import bearings_only as task
@@ -64,7 +64,7 @@ def peak_memory() -> float:
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     for _ in range(3):
         step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6
+    return peak_memory_mb() - before / 2**20
 
 
 def main() -> None:
