@@ -53,7 +53,7 @@ def operators(run: Run) -> Iterator[Row]:
             expected = problem.pairs * seconds_a_pair.get(problem.name, 0.0)
             row = attempt(problem.name, lambda: _operator(problem, B, N, run, expected))
             if problem.pairs and "forward_us" in row:
-                seconds_a_pair[problem.name] = 1e-6 * (row["forward_us"] + row["backward_us"]) / problem.pairs
+                seconds_a_pair[problem.name] = 1e-6 * (row["forward_us"] + row.get("backward_us", 0.0)) / problem.pairs
             yield row
 
 
