@@ -147,8 +147,8 @@ INLINE void FN(find_starts)(FN(Search) *s) {
         for (int d = 0; d < D; d++) s->starts[j * D + d] = (REAL)(at[d] + step[d]);
     }
     s->densities.rows = &row;
-    FN(mixture_prepare)(0, 1, &s->densities);
-    FN(mixture_log_prob)(0, mixture_tiles(&s->densities), &s->densities);
+    if (!mixture_is_short(&s->densities)) FN(mixture_prepare)(0, 1, &s->densities);
+    FN(mixture_log_prob)(0, mixture_forward_items(&s->densities), &s->densities);
     for (int64_t j = 0; j < N; j++) density[j] = weights[j] == -INFINITY ? -INFINITY : density[j];
 }
 

@@ -120,7 +120,8 @@ static __global__ void __launch_bounds__(THREADS, 4) FN(start)(FindModes p) {
     const int64_t b = blockIdx.x / m.N, D = m.G + m.A;
     const bool dead = ((const REAL *)m.log_weights)[blockIdx.x] == -INFINITY;
     FN(prepare)(p, b, s);
-    if (threadIdx.x < D) s.ascent.at[threadIdx.x] = ((const REAL *)m.means)[blockIdx.x * D + threadIdx.x], s.step[threadIdx.x] = 0;
+    if (threadIdx.x < D)
+        s.ascent.at[threadIdx.x] = ((const REAL *)m.means)[blockIdx.x * D + threadIdx.x], s.step[threadIdx.x] = 0;
     __syncthreads();
     if (!dead) FN(evaluate)(m, b, s);
     if (threadIdx.x < D) ((REAL *)m.x)[blockIdx.x * D + threadIdx.x] = (REAL)(s.ascent.at[threadIdx.x] + s.step[threadIdx.x]);

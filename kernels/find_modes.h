@@ -43,8 +43,8 @@ INLINE int64_t find_modes_most(const FindModes *p) { return p->K < p->mixture.N 
 INLINE int64_t find_modes_chunks(const FindModes *p) { return p->mixture.B < MODE_CHUNKS ? p->mixture.B : MODE_CHUNKS; }
 INLINE int64_t find_modes_bytes(const FindModes *p, int64_t real) {
     const int64_t features = mixture_features(&p->mixture), D = p->mixture.G + p->mixture.A;
-    const int64_t bytes = mixture_padded(p->mixture.N) * (8 * (2 + features) + real * (3 + features + D)) +
-                          8 * find_modes_most(p) * (D + 1);
+    const int64_t bytes =
+        mixture_padded(p->mixture.N) * (8 * (2 + features) + real * (3 + features + D)) + 8 * find_modes_most(p) * (D + 1);
     return (bytes + 63) / 64 * 64;
 }
 

@@ -12,10 +12,10 @@
 
 #include <math.h>
 
-enum { MODE_EVALUATIONS = 500 };                     /* an ascent ends here at the latest */
-enum { ASCENT_BASE, ASCENT_STEP, ASCENT_JUMP };      /* what was evaluated: x, F(x), the jump */
-#define MODE_BESIDE 1e-3                             /* bandwidths from the mean to the start */
-#define MODE_ROUNDING 1e-10                          /* log2 densities that differ by this are the same */
+enum { MODE_EVALUATIONS = 500 };                /* an ascent ends here at the latest */
+enum { ASCENT_BASE, ASCENT_STEP, ASCENT_JUMP }; /* what was evaluated: x, F(x), the jump */
+#define MODE_BESIDE 1e-3                        /* bandwidths from the mean to the start */
+#define MODE_ROUNDING 1e-10                     /* log2 densities that differ by this are the same */
 
 /* Of a row: */
 typedef struct {

@@ -71,9 +71,10 @@ def find_modes(
         linear, angular = bandwidths.split([d - n_angular, n_angular], -1)
         bandwidths = torch.cat([linear, angular.clamp(max=_UNIFORM)], -1)
     f = find_modes_reference if reference_active() else torch.ops.mdps.find_modes.default
-    flat = flat_mixture(torch.Size(lead), means.detach(), log_weights.detach(), bandwidths.detach())
+    args = means.detach(), log_weights.detach(), bandwidths.detach()
+    means, log_weights, bandwidths = flat_mixture(torch.Size(lead), *args)
     try:
-        modes, log_densities = f(*flat, n_modes, radii, n_angular)
+        modes, log_densities = f(means, log_weights, bandwidths, n_modes, radii, n_angular)
     except RuntimeError as error:
         raise check.named(error) from None
     return modes.view(*lead, n_modes, d), log_densities.view(*lead, n_modes)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from table import Case, check_errors, checks
+from table import EMULATED, Case, check_errors, checks
 from torch import nn
 from torch.nn import functional as F
 
@@ -331,6 +331,7 @@ def test_flatten_parameters_refuses_what_it_does_not_know():
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DMDPS_NO_CLONES"]
 
 
+@pytest.mark.skipif(EMULATED, reason="about the CPU's kernels")
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 @pytest.mark.parametrize("flags", [["-O3"], SANITIZERS], ids=["targets", "sanitizers"])
 def test_every_instruction_set(flags, tmp_path):

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
-from table import Case, check_errors, checks
+from table import EMULATED, Case, check_errors, checks
 
 import mdps
 from mdps import ops
 
-CONVERGED = {"threshold": 1e-13, "max_iterations": 600}
+CONVERGED = {torch.float64: 1e-13, torch.float32: 5e-7}
+"""Thresholds that are reached (much regularised: almost), with numbers as exact as the type allows."""
 
 
 def embedded(particles, n_angular):
@@ -37,7 +38,7 @@ def converged(particles, log_weights, *, epsilon=0.5, n_angular=0, max_iteration
     z = embedded(particles, n_angular)
     kernel = -scaled_cost(z) / epsilon
     b = torch.zeros_like(log_w)
-    for _ in range(max_iterations // 2):
+    for _ in range(max_iterations):
         a = -torch.logsumexp(log_w[..., None, :] + b[..., None, :] + kernel, -1)
         b = math.log(n) - torch.logsumexp(a[..., :, None] + kernel, -2)
     plan = torch.softmax(log_w[..., None, :] + b[..., None, :] + kernel, -1)
@@ -58,10 +59,15 @@ def cloud(B, N, D, *, spread=3.0, weight=1.5, edit=None):
     return make
 
 
+def transported(particles, log_weights, **options):
+    threshold = CONVERGED.get(particles.dtype, CONVERGED[torch.float32])
+    return ops.transport_resample(particles, log_weights, threshold=threshold, **options)[0]
+
+
 def case(name, args, n_angular=0, *, options=None, **kwargs):
     kwargs.setdefault("wrt", (0, 1))
-    f = lambda *a, **o: ops.transport_resample(*a, **o)[0]  # noqa: E731
-    return Case(name, f, args, converged, {"n_angular": n_angular, **CONVERGED, **(options or {})}, **kwargs)
+    options = {"n_angular": n_angular, "max_iterations": 260, **(options or {})}
+    return Case(name, transported, args, converged, options, **kwargs)
 
 
 def dead(particles, log_weights):
@@ -113,14 +119,21 @@ CASES = [
     case("sixteen dimensions", cloud(1, 9, 16, spread=1.0), 7),
     case("one particle", cloud(3, 1, 3, spread=0.5), 1),
     case("two particles", cloud(3, 2, 3, spread=0.5), 1),
-    case("several tiles", cloud(2, 130, 3, spread=0.7), 1, gradcheck=False, vmap=False),
+    case(
+        "several tiles",
+        cloud(1 if EMULATED else 2, 130, 3, spread=0.7),
+        1,
+        options={"max_iterations": 100},
+        gradcheck=False,
+        vmap=False,
+    ),
     case("no leading dimension", lambda g: tuple(a[0] for a in cloud(1, 7, 3)(g)), 1, vmap=False),
     case("two leading dimensions", lambda g: tuple(a.unflatten(0, (2, 2)) for a in cloud(4, 7, 2)(g))),
-    case("much regularised", cloud(2, 9, 2), options={"epsilon": 20.0}),
+    case("much regularised", cloud(2, 9, 2), options={"epsilon": 20.0, "max_iterations": 60}),
     case(
         "little regularised",
         cloud(2, 9, 2),
-        options={"epsilon": 0.1, "max_iterations": 4000},
+        options={"epsilon": 0.1, "max_iterations": 1000},
         atol=1e-4,
         grad_rtol=2e-3,
         grad_atol=2e-3,
@@ -132,7 +145,7 @@ CASES = [
     case("coordinates of 5 km", cloud(2, 9, 3, edit=far, spread=0.7), 1, gradcheck=False, grad_rtol=1e-3, grad_atol=1e-3),
     case("heavy and uneven weights", cloud(2, 9, 2, edit=heavy), gradcheck=False, rtol=2e-3, grad_rtol=2e-2, grad_atol=2e-2),
     case("many turns", cloud(2, 12, 3, spread=0.7, edit=turned), 1),
-    case("outlier", cloud(2, 30, 2, edit=outlier), options={"max_iterations": 1200}, gradcheck=False),
+    case("outlier", cloud(2, 30, 2, edit=outlier), options={"max_iterations": 700}, gradcheck=False),
     case("not a number", cloud(6, 9, 3, edit=not_a_number), 1, wrt=()),
 ]
 

@@ -482,7 +482,7 @@ def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], sta
             last = s.lengths.unsqueeze(1) - int(f.reverse)
             moving.append(order(torch.arange(T, device=states.device) < last))
     draws, noise = _random(filters, [s.seed for s in sequences], range(T), states)
-    return _Rows(*(_steps(x, T) for x in (codes, moves, observed, moving)), draws, noise)
+    return _Rows(torch.cat(codes).unbind(1), _steps(moves, T), _steps(observed, T), _steps(moving, T), draws, noise)
 
 
 def _as_it_is(x: Tensor) -> Tensor:

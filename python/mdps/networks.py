@@ -10,7 +10,7 @@ Source: the paper's appendix, "Bearings Only Tracking Task", and the figures of 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -220,7 +220,8 @@ class PoseSmootherLikelihood(nn.Module):
         return weigh
 
 
-class PoseMove(NamedTuple):
+@dataclass(frozen=True)
+class PoseMove:
     """What moves poses in the steps of one sequence: `ops.move_poses` with gathered parameters, (P) or (R, P)."""
 
     weights: Tensor
@@ -231,7 +232,8 @@ class PoseMove(NamedTuple):
         return ops.move_poses(particles, noise, self.weights, self.layers, self.scale)
 
 
-class PoseWeigh(NamedTuple):
+@dataclass(frozen=True)
+class PoseWeigh:
     """What weighs poses in the steps of one sequence: `ops.weigh_poses` with gathered parameters, (P) or (R, P)."""
 
     weights: Tensor

@@ -243,8 +243,8 @@ def _smooth(
         collapsed = collapsed & (torch.arange(T, device=x.device) < lengths.unsqueeze(1))
     x, log_weights = x.unflatten(0, (n, batch, T)), log_weights.unflatten(0, (n, batch, T))
     return [
-        SmootherBeliefs(Mixture(*parts, s.posterior_bandwidth(), s.space), *pair, c)
-        for s, pair, c, *parts in zip(smoothers, beliefs, collapsed.unbind(), x.unbind(), log_weights.unbind())
+        SmootherBeliefs(Mixture(means, logs, s.posterior_bandwidth(), s.space), *pair, c)
+        for s, pair, c, means, logs in zip(smoothers, beliefs, collapsed.unbind(), x.unbind(), log_weights.unbind())
     ]
 
 

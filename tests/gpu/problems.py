@@ -82,11 +82,7 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
             (0, 1, 2, 3, 4, 5, 6),
             2 * B * N * N,
         ),
-        *(
-            [Problem("transport_resample", lambda *a: ops.transport_resample(*a, n_angular=1), (x, logs), (0, 1), B * N * N)]
-            if N <= 2500  # a row has one block: minutes beyond
-            else []
-        ),
+        *(_iterative(x, mixture, B * N * N) if N <= 2500 else []),
         Problem("von_mises_log_prob", ops.von_mises_log_prob, (angles, angles.flip(1), logs.exp()), (0, 1, 2)),
         Problem("log_i0", ops.log_i0, (logs.exp(),), (0,)),
         Problem(
@@ -111,6 +107,15 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
         Problem("philox_uniform", draw(ops.philox_uniform), (seed,)),
         Problem("philox_normal", draw(ops.philox_normal), (seed,)),
         Problem("philox_von_mises", ops.philox_von_mises, (seed, logs.exp())),
+    ]
+
+
+def _iterative(x: Tensor, mixture: tuple[Tensor, ...], pairs: int) -> list[Problem]:
+    """Where each row has one block, which goes through its pairs as often as it takes: minutes for long rows."""
+    modes = {"n_modes": 3, "radii": [2.0, 2.0, 0.8], "n_angular": 1}
+    return [
+        Problem("transport_resample", lambda *a: ops.transport_resample(*a, n_angular=1), (x, mixture[1]), (0, 1), pairs),
+        Problem("find_modes", lambda *a: ops.find_modes(*a, **modes), mixture, pairs=pairs),
     ]
 
 

@@ -18,6 +18,8 @@ from mdps import ops
 
 OPERATOR_TARGET_US = 8.0
 """Most device time of any operator, forward and backward, at the paper's size."""
+ITERATIVE = {"transport_resample", "find_modes"}
+"""Of these it is not asked: they take as many passes as convergence does."""
 PAPER_SIZE = (32, 50)
 PAIRS_TARGET = 0.75
 """Least share of the issue limit that mixture_log_prob reaches forward, broad or not, from 1e5 queries and components on."""
@@ -51,7 +53,7 @@ def operators(run: Run) -> Iterator[Row]:
             expected = problem.pairs * seconds_a_pair.get(problem.name, 0.0)
             row = attempt(problem.name, lambda: _operator(problem, B, N, run, expected))
             if problem.pairs and "forward_us" in row:
-                seconds_a_pair[problem.name] = 1e-6 * (row["forward_us"] + row["backward_us"]) / problem.pairs
+                seconds_a_pair[problem.name] = 1e-6 * (row["forward_us"] + row.get("backward_us", 0.0)) / problem.pairs
             yield row
 
 
@@ -64,7 +66,7 @@ def _operator(problem: Problem, B: int, N: int, run: Run, expected: float) -> Ro
     row["call_us"] = 1e6 * call_seconds(problem.forward, run)
     if problem.wrt:
         row["both_us"] = 1e6 * call_seconds(problem.both, run)
-    if (B, N) == PAPER_SIZE and run.on_gpu:
+    if (B, N) == PAPER_SIZE and run.on_gpu and problem.name not in ITERATIVE:
         row["target_us"] = OPERATOR_TARGET_US
         row["ok"] = max(row["forward_us"], row.get("backward_us", 0)) <= OPERATOR_TARGET_US
     return row
@@ -74,6 +76,8 @@ def torch_eager(run: Run) -> Iterator[Row]:
     """The same operators by their references in plain PyTorch, where memory allows."""
     for B, N in [*sizes_of(run), *([(1, 10_000)] if run.on_gpu else [])]:
         for problem in problems(B, N, run.device):
+            if problem.name == "find_modes":
+                continue  # its reference searches a row at a time, by thousands of calls
             if problem.pairs <= 2 * MOST_PAIRS_IN_TORCH and (N != 10_000 or problem.name == "mixture_log_prob"):
                 yield offer(problem.name, lambda: _reference(problem, B, N, run))
 
