@@ -13,8 +13,6 @@ KINDS = {
     "concrete": (mdps.ConcreteParticleFilter, {"temperature": 0.05}),
     "transport": (mdps.OptimalTransportParticleFilter, {"epsilon": 0.02, "threshold": 1e-4}),
 }
-if not hasattr(mdps.ops, "transport_resample"):
-    del KINDS["transport"]
 
 
 def make(kind, N=7, **options):
@@ -162,6 +160,9 @@ def test_learns_and_keeps_its_interface(kind):
 
 
 def test_options_are_checked():
+    for kind in ("concrete", "transport"):
+        with pytest.raises(ValueError, match="resampling: this filter has no scheme to choose, got 'systematic'"):
+            KINDS[kind][0](POSE, Drift(), Distance(), 7, resampling="systematic")
     for kind, options, words in (
         ("soft", {"softness": 1.0}, "softness: expected at least 0 and below 1, got 1.0"),
         ("concrete", {"temperature": 0.0}, "temperature: expected a positive number, got 0.0"),

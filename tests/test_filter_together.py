@@ -78,6 +78,25 @@ def test_soft_filters_of_different_modes_do_not_mix():
     compare(*pair(first, second, pose_data()), [*first.parameters(), *second.parameters()])
 
 
+def test_codes_that_differ_run_one_by_one():
+    """Encoders of other widths, and filters of another dtype."""
+    filters = [
+        mdps.MixtureDensityParticleFilter(
+            POSE, ResidualDynamics(width=w), PoseLikelihood(networks.ObservationEncoder(w), width=w), 7, reverse=w == 6
+        )
+        for w in (8, 6)
+    ]
+    data = pose_data()
+    data["observations"] = data["observations"][..., 0]
+    compare(*pair(*filters, data), [*filters[0].parameters(), *filters[1].parameters()])
+    likelihood = networks.PoseSmootherLikelihood(networks.ObservationEncoder())
+    smoother = mdps.MixtureDensityParticleSmoother(*filters, likelihood)
+    beliefs = smoother(data["observations"], data["initial"], data["initial"], seed=data["seed"])
+    assert beliefs.smoothed.log_weights.isfinite().all()
+    with pytest.raises(TypeError, match="initial: expected dtype torch.float64"):
+        mdps.filter_together([filters[0], filters[1].double()], [data["initial"]] * 2, data["observations"])
+
+
 def test_particles_are_checked_for_each():
     first, second = pose_filter(), pose_filter(reverse=True)
     data = pose_data()

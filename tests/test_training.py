@@ -251,7 +251,7 @@ def test_evaluate_a_finished_run(finished, capsys):
 
 def test_figures_are_drawn(tmp_path, finished):
     bearings_only.run_evaluation(finished / "run", 3, None, 2)
-    drawn = {p.name for p in (finished / "run/figures").iterdir()}
+    drawn = {p.name for p in (finished / "run/evaluation_6_particles_seed_2/figures").iterdir()}
     assert {"learning_curves.png", "trajectory_1.pdf", "trajectory_2.png", "likelihood_over_time.png"} <= drawn
 
 
@@ -376,6 +376,29 @@ def test_runs_at_once_are_single_runs(tmp_path, method, monkeypatch):
         for belief, row in metrics[0]["results"].items():
             assert row == pytest.approx(metrics[1]["results"][belief], rel=1e-3)
     assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_parameter_of_a_stage_learns(method):
+    """The loss of a stage has a gradient to all that it trains."""
+    c = configuration.make(bearings_only.Configuration, {**TINY, "method": method})
+    batch = [x[:4] for x in bearings_only.Data([c]).sets["training"][0]]
+    for stage in bearings_only.stages(c):
+        tracker = bearings_only.build(c)
+        sum(tracker.losses(batch, tuple(stage.losses), 0).values()).backward()
+        learning = [p for name in stage.rates for p in tracker.groups()[name]]
+        if stage.losses.keys() == {"transition"}:
+            learning = [p for n, p in tracker.named_parameters() if "dynamics.network" in n]
+        assert learning and all(p.grad is not None for p in learning), stage.name
+
+
+def test_methods_without_a_scheme_refuse_one(capsys):
+    for method in ("concrete-pf", "ot-pf"):
+        assert f"resampling: {method} has no scheme" in errors(
+            ["train", "--method", method, "--resampling", "residual"], capsys
+        )
+    words = errors(["train", "--method", "mdpf", "--resampling-bandwidth", "0.05"], capsys)
+    assert "resampling_bandwidth: expected 0 or more than 0.1, got 0.05" in words
 
 
 @pytest.mark.parametrize("method", [m for m in methods.METHODS if m not in ("mdps", "mdpf")])

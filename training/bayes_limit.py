@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import bearings_only
 import configuration
+import methods
 import numpy as np
 import staged
 import torch
@@ -87,7 +88,7 @@ def known_start(state: Tensor, n: int, key: Tensor, random: np.random.Generator)
     state: (3,), the pose that was read; key: a seed for its noise.
     """
     c = bearings_only.Configuration()
-    pose = bearings_only.around(state[None], n, c.position_noise, c.heading_concentration, key)[0].numpy()
+    pose = methods.around(state[None], n, c.position_noise, c.heading_concentration, key)[0].numpy()
     position, heading = pose[:, :2], pose[:, 2]
     waypoint = task.draw_waypoints(position, random)
     to_waypoint = np.arctan2(*(waypoint - position).T[::-1])
@@ -161,7 +162,7 @@ def score(belief: Belief, truth: Tensor) -> dict[str, Any]:
     """
 
     def mixture(*bandwidths):
-        return Mixture(belief.poses, belief.log_weights, torch.tensor(bandwidths), bearings_only.SPACE)
+        return Mixture(belief.poses, belief.log_weights, torch.tensor(bandwidths), methods.SPACE)
 
     mean = mixture(1.0, 1.0, 1.0).mean
     return {

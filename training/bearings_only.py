@@ -82,7 +82,7 @@ class Configuration:
     min_epochs: int = option(25, "epochs of a stage before it may stop early", minimum=0)
     patience: int = option(15, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
-    gradient_clip: float = option(10.0, "largest norm of a gradient", minimum=0.0)
+    gradient_clip: float = option(10.0, "largest norm of a gradient; 0: any", minimum=0.0)
     plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0)
     plateau_patience: int = option(10, "epochs without progress that make a plateau", minimum=0)
     plateau_cooldown: int = option(4, "epochs after a fall of the rate that do not count", minimum=0)
@@ -248,8 +248,9 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
         record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
     (folder / name).write_text(json.dumps(record, indent=2))
     print("\n" + table(results) + "\n")
-    figures.draw_run(folder, staged.read_history(folder), tracker, sequences, seed)
-    print(f"Numbers: {folder / name}; figures: {folder / 'figures'}")
+    place = folder if seconds is not None else folder / Path(name).stem
+    figures.draw_run(place, staged.read_history(folder), tracker, sequences, seed)
+    print(f"Numbers: {folder / name}; figures: {place / 'figures'}")
     return record
 
 

@@ -31,7 +31,7 @@ def draw_run(
     folder: Path, history: list[dict[str, Any]], tracker: torch.nn.Module, sequences: tuple[Tensor, Tensor], seed: int
 ) -> None:
     """Draw every figure of a run into folder/figures, as PNG and PDF."""
-    (folder / "figures").mkdir(exist_ok=True)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
     states, observations = (s[:200] for s in sequences)
     with torch.no_grad():
         beliefs = tracker.beliefs(states, observations, mix(seed, 8))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from configuration import ConfigurationError
 from staged import Stage
 from torch import Tensor, nn
 
@@ -196,6 +197,8 @@ def _baseline(kind: type[mdps.ParticleFilter], resampling: str | None, **more: A
         options = _options(c, resampling or "stratified") | more
         if resampling is None:
             del options["resampling"]
+            if c.resampling != "method":
+                raise ConfigurationError(f"resampling: {c.method} has no scheme; expected method, got {c.resampling!r}")
         return kind(SPACE, *_networks(), c.n_particles, **options)
 
     return build
@@ -206,6 +209,8 @@ def _mdpf(c: Any, resampling: str, width: float | None, reverse: bool = False) -
     options = _options(c, resampling)
     if width is not None:
         width = c.resampling_bandwidth or width
+        if width <= MINIMUM_BANDWIDTH[0]:
+            raise ConfigurationError(f"resampling_bandwidth: expected 0 or more than {MINIMUM_BANDWIDTH[0]}, got {width}")
         options["resampling_bandwidth"] = (width, width, FIRST_HEADING_BANDWIDTH)
     return mdps.MixtureDensityParticleFilter(SPACE, *_networks(), c.n_particles, reverse=reverse, **options)
 
@@ -284,6 +289,11 @@ def _classical_stages(c: Any) -> list[Stage]:
     ]
 
 
+def _two_filter_stages(c: Any) -> list[Stage]:
+    transition, bandwidths = _classical_stages(c)
+    return [transition, dataclasses.replace(bandwidths, losses={"forward": 0.5, "backward": 0.5, "smoothed": 0.5})]
+
+
 def _smoother_stages(c: Any) -> list[Stage]:
     """The paper's three stages, or the four of the authors' program, which learns the filters' posterior bandwidths apart."""
     both, smoothed = {"forward": 0.5, "backward": 0.5}, {"smoothed": 1.0}
@@ -336,7 +346,7 @@ METHODS: dict[str, Method] = {
     "ffbs": Method(
         "FFBS\nstratified", ("forward", "smoothed"), _ffbs("stratified"), _classical_stages, learns_likelihood=False
     ),
-    "tfs": Method("TFS\nstratified", _ALL, _tfs, _classical_stages, learns_likelihood=False),
+    "tfs": Method("TFS\nstratified", _ALL, _tfs, _two_filter_stages, learns_likelihood=False),
     "mdps": Method("MDPS", _ALL, _mdps("mixture"), _smoother_stages),
     "mdps-union": Method("MDPS\nunion", _ALL, _mdps("union"), _smoother_stages),
     "mdps-without-proposal": Method("MDPS\nwithout 1/q", _ALL, _mdps("mixture", False), _smoother_stages),

@@ -128,7 +128,7 @@ class StagedModule(L.LightningModule):
     def _step(self, optimizer: torch.optim.Optimizer, run: int) -> None:
         """Clip the norm; a batch whose gradient is not finite is left out, and the log says so."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = nn.utils.clip_grad_norm_(parameters, self.schedule.gradient_clip)
+        norm = nn.utils.clip_grad_norm_(parameters, self.schedule.gradient_clip or math.inf)
         self.log(self.name("gradient_norm", run), norm)
         if norm.isfinite():
             optimizer.step()

@@ -130,6 +130,7 @@ class ConcreteParticleFilter(ParticleFilter):
         temperature: float = 0.1,
         **options: Any,
     ) -> None:
+        _refuse_scheme(options)
         super().__init__(space, dynamics, likelihood, n_particles, resampling="multinomial", **options)
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature: expected a positive number, got {temperature}")
@@ -177,6 +178,7 @@ class OptimalTransportParticleFilter(ParticleFilter):
         max_iterations: int = 500,
         **options: Any,
     ) -> None:
+        _refuse_scheme(options)
         super().__init__(space, dynamics, likelihood, n_particles, **options)
         self.epsilon, self.scaling, self.threshold, self.max_iterations = epsilon, scaling, threshold, max_iterations
 
@@ -194,6 +196,11 @@ class OptimalTransportParticleFilter(ParticleFilter):
         )
         ancestors = torch.arange(self.n_particles, device=states.device).expand(states.shape[:2])
         return Particles(states, torch.full_like(posterior.log_weights, -math.log(self.n_particles))), ancestors
+
+
+def _refuse_scheme(options: dict[str, Any]) -> None:
+    if "resampling" in options:
+        raise ValueError(f"resampling: this filter has no scheme to choose, got {options['resampling']!r}")
 
 
 def _chosen(states: Tensor, ancestors: Tensor) -> Tensor:

@@ -190,7 +190,8 @@ class ParticleFilter(nn.Module):
 
     def _kind(self) -> tuple:
         """What filters that run as one batch have in common."""
-        return type(self), self.space, self.n_particles, self.resampling, self.dynamics.noise_size
+        dtype = self.posterior_bandwidth.minimum.dtype
+        return type(self), self.space, self.n_particles, self.resampling, self.dynamics.noise_size, dtype
 
     def _bandwidths(self) -> Tensor | None:
         """Those of the mixture that is resampled, (D)."""
@@ -453,8 +454,18 @@ def filter_together(
     for f, particles, o, seed in given:
         f.check_particles("initial", particles)
         sequences.append(prepare(o, actions, lengths, observed, seed, particles.size(0), particles.device))
+    codes = [encode(f.likelihood, s.observations) for f, s in zip(filters, sequences)]
+    if any(c.shape != codes[0].shape or c.dtype != codes[0].dtype for c in codes):
+        return [_run([f], [i], [s], [c])[0] for f, i, s, c in zip(filters, initial, sequences, codes)]
+    return _run(filters, initial, sequences, codes)
+
+
+def _run(
+    filters: Sequence[ParticleFilter], initial: Sequence[Tensor], sequences: Sequence[Sequences], codes: Sequence[Tensor]
+) -> list[FilterBeliefs]:
+    """As one batch; `codes` are those of the observations."""
     first, states, seed = filters[0], torch.cat(list(initial)), torch.cat([s.seed for s in sequences])
-    rows, models = _rows(filters, sequences, states), _models(filters, states.size(0))
+    rows, models = _rows(filters, sequences, codes, states), _models(filters, states.size(0))
     return _beliefs(filters, first._sequence(models, rows, states, seed))
 
 
@@ -467,13 +478,13 @@ def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> Models:
     return Models(dynamics, likelihood, bandwidths, all(getattr(f.dynamics, "wraps_angles", False) for f in filters))
 
 
-def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], states: Tensor) -> _Rows:
+def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], coded: Sequence[Tensor], states: Tensor) -> _Rows:
     """Everything by step, the sequences of a reverse filter from their ends on."""
     T = sequences[0].observations.size(1)
     codes, moves, observed, moving = [], [], [], []
-    for f, s in zip(filters, sequences):
+    for f, s, code in zip(filters, sequences, coded):
         order = _backwards if f.reverse else _as_it_is
-        codes.append(order(encode(f.likelihood, s.observations)))
+        codes.append(order(code))
         if s.actions is not None:  # a reverse filter's step to t takes actions[:, t + 1]
             moves.append(order(s.actions).roll(1, 1) if f.reverse else s.actions)
         if s.observed is not None:

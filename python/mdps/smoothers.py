@@ -229,6 +229,9 @@ def _smooth(
         sequences.append(prepare(o, None, lengths, observed, seed, batch, forward.predicted.means.device))
         code = encode(smoother.likelihood, sequences[-1].observations)
         codes.append(code if sequences[-1].observed is None else masked(code, sequences[-1].observed))
+    if any(code.shape != codes[0].shape or code.dtype != codes[0].dtype for code in codes):
+        each = zip(smoothers, beliefs, observations, seeds)
+        return [_smooth([s], [pair], [o], lengths, observed, [seed])[0] for s, pair, o, seed in each]
     m_f, m_b = (_components([pair[i].predicted for pair in beliefs]) for i in range(2))
     x = _propose(first, m_f, m_b, torch.cat([s.seed for s in sequences]), T)
     log_f, log_b, log_q = ops.two_filter_log_prob(

@@ -46,8 +46,8 @@ class KernelDynamics(nn.Module):
     function; F^-1(Phi(.)) is tabulated once. Gradients reach the network through the particles.
 
     Args:
-        network: (particles (B, N, D), action or None) -> (B, N, D), angles in any range. It may have `for_sequence`, as
-            `mdps.Dynamics`.
+        network: called as network(particles (B, N, D), action or None) -> (B, N, D), angles in any range. It may have
+            `for_sequence`, as `mdps.Dynamics`.
         bandwidths: D numbers or one, positive, fixed: standard deviations in the units of the state (angles: radians).
         space: the state's dimensions.
 
