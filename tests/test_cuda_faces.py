@@ -79,6 +79,7 @@ FACES = {
     "two_filter_log_prob": lambda real, g: ops.two_filter_log_prob(
         real(B, M, D, grad=g), *mixture(real, g), *mixture(real, g, 4), n_angular=1
     ),
+    "find_modes": lambda real, g: ops.find_modes(real(B, N, D), real(B, N), real(D), 3, (1.0,) * D, n_angular=1),
     "transport_resample": lambda real, g: ops.transport_resample(real(B, N, D, grad=g), real(B, N, grad=g), n_angular=1),
     "von_mises_log_prob": lambda real, g: ops.von_mises_log_prob(real(B, M, grad=g), real(M, grad=g), real(1, grad=g)),
     "log_i0": lambda real, g: ops.log_i0(real(B, M, grad=g)),
