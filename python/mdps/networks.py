@@ -11,6 +11,7 @@ Source: the paper's appendix, "Bearings Only Tracking Task", and the figures of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +94,32 @@ class ObservationEncoder(nn.Module):
         return codes.reshape(*observations.shape, codes.size(-1))
 
 
-class ResidualDynamics(nn.Module):
+class PoseModel(nn.Module):
+    """What the models of poses share: their network's parameters are gathered once for a sequence, or for several models."""
+
+    network: ParticleNetwork
+
+    def for_sequence(self) -> Callable[..., Tensor]:
+        """Return `forward` with the parameters gathered, for all the steps of one sequence."""
+        return self._with_weights(self.network.flat_weights())
+
+    @staticmethod
+    def stack(models: "Sequence[PoseModel]") -> Callable[..., Tensor] | None:
+        """Return one function for several models of a class, or None where more than their parameters differs."""
+        first = models[0]
+        if not all(m._like(first) for m in models):
+            return None
+        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+
+    def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
+        """`forward` with these parameters, (P) or (R, P)."""
+        raise NotImplementedError
+
+    def _like(self, other: Any) -> bool:
+        return self.network.like(other.network)
+
+
+class ResidualDynamics(PoseModel):
     """Moves poses (x, y, heading) by a learned, bounded random residual that depends on the heading alone.
 
     (x, y, sin, cos) + scale * (2 network(sin, cos, noise) - 1), then heading = atan2. Not seeing the position makes the motion
@@ -119,17 +145,8 @@ class ResidualDynamics(nn.Module):
             last.bias.zero_()
         self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
-    def for_sequence(self) -> Callable[..., Tensor]:
-        """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        return self._with_weights(self.network.flat_weights())
-
-    @staticmethod
-    def stack(models: "Sequence[ResidualDynamics]") -> Callable[..., Tensor] | None:
-        """Return one function for several models, or None where their layers or scales differ."""
-        first = models[0]
-        if not all(m.network.like(first.network) and m._scale == first._scale for m in models):
-            return None
-        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+    def _like(self, other: Any) -> bool:
+        return super()._like(other) and self._scale == other._scale
 
     def _with_weights(self, weights: Tensor) -> "PoseMove":
         return PoseMove(weights, self.network.layers, self.scale)
@@ -139,7 +156,7 @@ class ResidualDynamics(nn.Module):
         return self.for_sequence()(particles, noise, action)
 
 
-class PoseLikelihood(nn.Module):
+class PoseLikelihood(PoseModel):
     """The measurement model of a filter: how well each pose (x, y, heading) explains an observation.
 
     log of a weight in [1e-5, 1], by three layers on (x, y, sin, cos) and three more that also see the observation's code.
@@ -158,18 +175,6 @@ class PoseLikelihood(nn.Module):
         """Code all observations of a batch at once: (B, T, ...) -> (B, T, width)."""
         return self.encoder(observations)
 
-    def for_sequence(self) -> Callable[..., Tensor]:
-        """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        return self._with_weights(self.network.flat_weights())
-
-    @staticmethod
-    def stack(models: "Sequence[PoseLikelihood]") -> Callable[..., Tensor] | None:
-        """Return one function for several models, or None where their layers differ."""
-        first = models[0]
-        if not all(m.network.like(first.network) for m in models):
-            return None
-        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
-
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
         return PoseWeigh(weights, self.network.layers)
 
@@ -178,7 +183,7 @@ class PoseLikelihood(nn.Module):
         return self.for_sequence()(particles, code)
 
 
-class PoseSmootherLikelihood(nn.Module):
+class PoseSmootherLikelihood(PoseModel):
     """The measurement model of a smoother: it also sees what the forward and the backward filter say.
 
     As `PoseLikelihood`, with four layers in either part; the second also sees log m_f and log m_b of each particle, not below
@@ -200,15 +205,7 @@ class PoseSmootherLikelihood(nn.Module):
 
     def forward(self, particles: Tensor, code: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
         """particles (B, M, 3), code (B, width), log-densities (B, M) -> log-likelihoods (B, M), in [log 1e-5, 0]."""
-        return self._with_weights(self.network.flat_weights())(particles, code, log_forward, log_backward)
-
-    @staticmethod
-    def stack(models: "Sequence[PoseSmootherLikelihood]") -> Callable[..., Tensor] | None:
-        """Return one function for several models, or None where their layers differ."""
-        first = models[0]
-        if not all(m.network.like(first.network) for m in models):
-            return None
-        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+        return self.for_sequence()(particles, code, log_forward, log_backward)
 
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
         layers, bounds = self.network.layers, {"minimum": MINIMUM_WEIGHT, "least_extra": MINIMUM_LOG_DENSITY}
