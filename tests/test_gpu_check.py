@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu import check, correctness, device, filter, speed
+from gpu import check, correctness, device, filter, speed, training
 from gpu.device import Run
 from gpu.filter import Inputs
 from gpu.problems import problems
@@ -105,6 +105,10 @@ def test_problems_and_filter_stay_on_their_device(B, N):
     inputs = Inputs("meta")
     for out in (inputs.step(inputs.state()), inputs.sequence(), inputs.training_step()):
         assert all(o.is_meta for o in out)
+    for stage in training.EPOCHS:
+        losses = torch.stack(training.Training("meta", stage, 2).losses())
+        losses.sum().backward()
+        assert losses.is_meta
 
 
 def program(folder, name, text):
@@ -216,3 +220,27 @@ def test_filter_stage(pretended, monkeypatch):
     monkeypatch.setattr(filter, "capture", lambda call: (lambda: None, call()))
     with pytest.raises(AssertionError):  # a replay that keeps the first seed
         filter._replay(inputs.sequence, inputs, exact=True)
+
+
+def test_training_stage(pretended, monkeypatch):
+    def capture(call):
+        out = call().clone()
+        return lambda: out.copy_(call()), out
+
+    monkeypatch.setattr(training, "T", 3)
+    monkeypatch.setattr(training, "B", 2)
+    monkeypatch.setattr(training, "capture", capture)
+    monkeypatch.setattr(device, "capture", lambda call: (call, None))
+    monkeypatch.setattr(training, "TARGET_MINUTES", {1: 1e9, 2: 0.0})
+    rows = {r["name"]: r for r in training.stage(pretended)}
+    assert {name: r["ok"] for name, r in rows.items()} == dict.fromkeys(rows, True) | {"whole training, 2 at once": False}, rows
+    assert len(rows) == 10
+    minutes = sum(rows[f"{name}, 1 at once"]["device_us"] * n for name, n in training.EPOCHS.items()) * 157 / 60e6
+    assert rows["whole training, 1 at once"]["minutes"] == pytest.approx(minutes)
+    one = training.Training("cpu", "smoother", 1)
+    frozen = [p.clone() for p in one.smoothers[0].forward_filter.parameters()]
+    one.step()
+    assert all(torch.equal(p, q) for p, q in zip(one.smoothers[0].forward_filter.parameters(), frozen, strict=True))
+    monkeypatch.setattr(training, "capture", lambda call: (lambda: None, call().clone()))
+    with pytest.raises(AssertionError):  # a replay that does nothing
+        training._replay(training.Training("cpu", "everything", 1))

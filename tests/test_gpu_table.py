@@ -44,6 +44,10 @@ RESULT: dict[str, Any] = {
         "compiled": {"ok": True, "rows": [{"name": "compiled", "B": 1, "N": 10_000, "call_us": 1050.0, "both_us": 1e4}]},
         "keops": {"ok": True, "rows": [{"name": "keops", "ok": None, "note": "pykeops is not installed"}]},
         "filter": {"ok": True, "rows": [{"name": "filter step", "ok": True, "device_us": 41.26, "call_us": 512.3}]},
+        "training": {"ok": True, "rows": [
+            {"name": "everything, 1 at once", "ok": True, "device_us": 5432.1, "call_us": 45678.9},
+            {"name": "whole training, 1 at once", "ok": True, "minutes": 3.456, "target_minutes": 10.0},
+        ]},
     },
 }  # fmt: skip
 
@@ -68,6 +72,8 @@ def test_a_result_is_drawn(tmp_path):
     assert "| `log_i0` | 2.35 | 3.46 | 7.10 |  |  |  |\n" in text
     assert "| `resample`, residual |  |  |  | 123 |  |  |\n" in text
     assert "| filter step | 41.3 | 512 |\n" in text
+    assert "| everything, 1 at once | 5.43 | 45.7 |\n" in text
+    assert "\nWhole training, 1 at once: 3.46 minutes of steps in graphs.\n" in text
 
 
 def test_a_failure_is_said(tmp_path):

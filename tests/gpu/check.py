@@ -63,6 +63,7 @@ def plans() -> dict[str, Plan]:
         "filter": Plan("filter.stage", 60, alone=True),
         "pairs": Plan("speed.pairs", 60, alone=True),
         "operators": Plan("speed.operators", 90, alone=True),
+        "training": Plan("training.stage", 90, alone=True),
         "torch": Plan("speed.torch_eager", 45, alone=True),
         "compiled": Plan("speed.compiled", 90, alone=True),
         "keops": Plan("speed.keops", 90, alone=True),

@@ -25,7 +25,7 @@ def section(folder: Path) -> str:
 def card(result: Json) -> str:
     """Everything about one card."""
     stages = result["stages"]
-    parts = [head(result), pairs(stages), operators(stages), filters(stages)]
+    parts = [head(result), pairs(stages), operators(stages), filters(stages), training(stages)]
     return "\n".join(p for p in parts if p)
 
 
@@ -96,6 +96,22 @@ def filters(stages: Json) -> str:
         "| | in a graph | from Python |\n|---|---|---|\n"
     )
     return text + "".join(line([r["name"], number(r["device_us"]), number(r["call_us"])]) for r in rows)
+
+
+def training(stages: Json) -> str:
+    """An optimizer step of the smoother, and how long a whole training takes."""
+    rows = rows_of(stages, "training")
+    steps, wholes = [r for r in rows if "device_us" in r], [r for r in rows if "minutes" in r]
+    if not steps:
+        return ""
+    text = (
+        "An optimizer step of the smoother, 32 sequences of 50 steps: milliseconds in a CUDA graph, and from Python.\n\n"
+        "| stage | in a graph | from Python |\n|---|---|---|\n"
+    )
+    text += "".join(line([r["name"], number(r["device_us"] / 1e3), number(r["call_us"] / 1e3)]) for r in steps)
+    return (
+        text + "".join(f"\n{r['name'].capitalize()}: {number(r['minutes'])} minutes of steps in graphs." for r in wholes) + "\n"
+    )
 
 
 def rows_of(stages: Json, name: str) -> list[Json]:
