@@ -1,9 +1,9 @@
-"""What a map draws, in metres: areas with holes, lines and points, each with its group. Made from OpenStreetMap or anything else.
+"""What a map draws, in metres: areas with holes, lines and points, each with its group; from OpenStreetMap or anything else.
 
 Idea: the rasteriser and a maker of cities know only these; another source (Overture, a generator) gives them without passing
-through OpenStreetMap's files. Extracts are incomplete, and what is missing costs no more than itself: a line breaks where a node
-is missing, an area goes on with the nodes that it has, a ring of a multipolygon that does not close is left out, and a hole is kept
-only inside of an outer ring that is there.
+through OpenStreetMap's files. Extracts are incomplete, and what is missing costs no more than itself: a line breaks where a
+node is missing, an area goes on with the nodes that it has, a ring of a multipolygon that does not close is left out, and a
+hole is kept only inside of an outer ring that is there.
 
 Cost: one projection of all nodes, and classification, some 5 us an element.
 """
@@ -11,6 +11,7 @@ Cost: one projection of all nodes, and classification, some 5 us an element.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ class _Places:
         rows = [self.row.get(number, -1) for number in nodes]
         self.missing["nodes of ways"] += rows.count(-1)
         ends = [-1, *(i for i, row in enumerate(rows) if row < 0), len(rows)]
-        for first, end in zip(ends, ends[1:]):
+        for first, end in pairwise(ends):
             if end - first > 2:
                 yield self.xy[rows[first + 1 : end]]
 
@@ -155,7 +156,7 @@ def _glue(ways: Sequence[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], int]:
 
 
 def _inside(ring: Array, border: Array) -> bool:
-    """Whether most points of a ring lie in another (crossings of a ray to the East); holes may share points with their border."""
+    """Whether most points of a ring lie in another (crossings of a ray to the East): holes may touch their border."""
     x, y = ring[:, :1], ring[:, 1:]
     (x0, y0), (x1, y1) = border.T, np.roll(border, -1, 0).T
     crosses = (y0 > y) != (y1 > y)

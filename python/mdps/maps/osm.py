@@ -1,9 +1,9 @@
 """OpenStreetMap data: files of three formats in, elements with tags out; nothing here knows what is drawn.
 
 Formats, told apart by their content and not their name: XML (.osm, .xml: API, Overpass, osmium, JOSM), the API's and Overpass'
-JSON, and .osm.pbf (through pyosmium, an optional dependency). An extract is never complete: ways refer to nodes and relations to
-ways that it lacks, and bounds may be absent; that is normal. A file that is broken or is something else is a DataError of one line.
-XML with a document type, the place of "billion laughs", is refused: OpenStreetMap's has none.
+JSON, and .osm.pbf (through pyosmium, an optional dependency). An extract is never complete: ways refer to nodes and relations
+to ways that it lacks, and bounds may be absent; that is normal. A file that is broken or is something else is a DataError of
+one line. XML with a document type, the place of "billion laughs", is refused: OpenStreetMap's has none.
 
 Cost: a dictionary entry an element, about 0.5 kB a node; XML reads some 5 MB a second. Cut whole countries first:
 `osmium extract --bbox WEST,SOUTH,EAST,NORTH --strategy smart FILE -o OUT`.
@@ -81,8 +81,8 @@ def read_osm(path: str | os.PathLike[str]) -> OsmData:
     Deleted elements (`visible="false"`, JOSM's `action="delete"`) and nodes without a position are left out.
 
     Raises:
-        DataError: no such file, empty, truncated, another format, compressed, an error message of a server, no elements at all, or
-            an element that is malformed; the line names the file, and the element where it is one.
+        DataError: no such file, empty, truncated, another format, compressed, an error message of a server, no elements at all,
+            or an element that is malformed; the line names the file, and the element where it is one.
         ImportError: a .pbf, and pyosmium is missing.
     """
     try:
@@ -108,11 +108,11 @@ def _reader(head: bytes, path: object) -> Any:
             raise DataError(f"{path}: compressed with {name}: unpack it first")
     if text.lower().startswith((b"<!doctype html", b"<html")):
         raise DataError(f"{path}: a web page (HTML), not OpenStreetMap data: most likely a server's error message")
-    if text.startswith((b"<", "<".encode("utf-16-le"), "<".encode("utf-16"))):
+    if text.startswith(b"<"):
         return _read_xml
     if text[:1] in b"{[":
         return _read_json
-    raise DataError(f"{path}: expected OpenStreetMap XML, JSON or PBF, got {text[:20]!r} (other formats: osmium cat FILE -o OUT.osm)")
+    raise DataError(f"{path}: expected OpenStreetMap XML, JSON or PBF, got {text[:20]!r} (convert: osmium cat FILE -o OUT.osm)")
 
 
 # XML
@@ -128,7 +128,7 @@ def _read_xml(path: Path) -> OsmData:
     try:
         with open(path, "rb") as file:
             parser.ParseFile(file)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path}: broken or truncated XML: {error}") from None
     return handler.data
 

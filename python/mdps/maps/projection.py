@@ -44,7 +44,7 @@ class Box:
     @classmethod
     def around(cls, centre: ArrayLike, size: float | tuple[float, float]) -> "Box":
         """The box of `size` (width and height, or one number) with that centre (x, y)."""
-        x, y = _points(centre, "centre").reshape(2)
+        x, y = as_points(centre, "centre").reshape(2)
         width, height = size if isinstance(size, tuple) else (size, size)
         return cls(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
 
@@ -63,8 +63,8 @@ class Box:
 
     def contains(self, xy: ArrayLike) -> NDArray[np.bool_]:
         """Which points (..., 2) lie inside or on the border: bool (...)."""
-        xy = _points(xy, "xy")
-        return ((xy >= (self.x_min, self.y_min)) & (xy <= (self.x_max, self.y_max))).all(-1)
+        xy = as_points(xy, "xy")
+        return np.asarray(((xy >= (self.x_min, self.y_min)) & (xy <= (self.x_max, self.y_max))).all(-1))
 
     def intersects(self, other: "Box") -> bool:
         """Whether the two have a point in common."""
@@ -100,7 +100,7 @@ class Projection:
         Raises:
             ValueError: shape, a value that is not finite or out of range, or a point that the plane does not see (`sees`).
         """
-        degrees = _points(latitude_longitude, "latitude_longitude")
+        degrees = as_points(latitude_longitude, "latitude_longitude")
         _check_degrees(degrees, "latitude_longitude")
         seen = self.sees(degrees)
         if not seen.all():
@@ -114,7 +114,7 @@ class Projection:
         Raises:
             ValueError: shape, a value that is not finite, or more than half the Earth's radius.
         """
-        xy = _points(xy, "xy")
+        xy = as_points(xy, "xy")
         if not (np.abs(xy) < _A / 2).all():  # NaN too
             raise ValueError(f"xy: expected finite metres around the origin, got {xy[~(np.abs(xy) < _A / 2)][0]}")
         plane = self._origin() + xy @ self._axes()[:2]
@@ -140,7 +140,7 @@ class Projection:
 
     def sees(self, latitude_longitude: ArrayLike) -> NDArray[np.bool_]:
         """Which points (..., 2) are finite, in range and within 60 degrees of arc of the origin: bool (...)."""
-        degrees = _points(latitude_longitude, "latitude_longitude")
+        degrees = as_points(latitude_longitude, "latitude_longitude")
         return _in_range(degrees) & (_normal(degrees) @ self._axes()[2] > 0.5)
 
     def _origin(self) -> Array:
@@ -167,7 +167,8 @@ def _earth_centred(degrees: Array) -> Array:
     return normal * radius * np.array([1.0, 1.0, 1.0 - _E2])
 
 
-def _points(value: ArrayLike, name: str) -> Array:
+def as_points(value: ArrayLike, name: str) -> Array:
+    """As float64 (..., 2), or ValueError that names the argument."""
     points = np.asarray(value, dtype=np.float64)
     if points.ndim == 0 or points.shape[-1] != 2:
         raise ValueError(f"{name}: expected a shape (..., 2), got {points.shape}")
@@ -175,7 +176,7 @@ def _points(value: ArrayLike, name: str) -> Array:
 
 
 def _in_range(degrees: Array) -> NDArray[np.bool_]:
-    return (np.abs(degrees) <= (90.0, 360.0)).all(-1)  # False for NaN
+    return np.asarray((np.abs(degrees) <= (90.0, 360.0)).all(-1))  # False for NaN
 
 
 def _check_degrees(degrees: Array, name: str) -> None:

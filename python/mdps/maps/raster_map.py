@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from .colours import AREA_COLOURS, VOID, WAY_COLOURS
 from .errors import DataError
 from .osm_classes import AREAS, NODES, WAYS
-from .projection import Array, Box, Projection, _points
+from .projection import Array, Box, Projection, as_points
 
 _FORMAT = "mdps raster map 1"
 _MOST_PIXELS = 2**30
@@ -59,13 +59,13 @@ class RasterMap:
 
     def to_pixels(self, xy: ArrayLike) -> Array:
         """Metres (..., 2) to pixel coordinates (u, v) float64 (..., 2), integers at the centres of pixels, also outside."""
-        xy = _points(xy, "xy")
+        xy = as_points(xy, "xy")
         scale = self.pixels_per_metre
         return np.stack([(xy[..., 0] - self.box.x_min) * scale - 0.5, (self.box.y_max - xy[..., 1]) * scale - 0.5], -1)
 
     def to_metres(self, uv: ArrayLike) -> Array:
         """Pixel coordinates (u, v) (..., 2) to metres float64 (..., 2)."""
-        uv = (_points(uv, "uv") + 0.5) / self.pixels_per_metre
+        uv = (as_points(uv, "uv") + 0.5) / self.pixels_per_metre
         return np.stack([self.box.x_min + uv[..., 0], self.box.y_max - uv[..., 1]], -1)
 
     def query(self, box: Box) -> "RasterMap":

@@ -1,9 +1,10 @@
 """Elements in metres to a picture of classes. Knows nothing of files.
 
 Idea: one channel for areas, ways and nodes. In a channel the groups are painted from the last to the first, so that the first
-listed wins a pixel, as with one mask a group and the first mask that is set, in one picture's memory. Corners are rounded to whole
-pixels. Areas are filled by the even-odd rule over outer and inner rings together; buildings are also outlined in the channel of
-ways; lines are one pixel wide, points one pixel. What crosses the picture's border goes on outside and is cut there by OpenCV.
+listed wins a pixel, as with one mask a group and the first mask that is set, in one picture's memory. Corners are rounded to
+whole pixels. Areas are filled by the even-odd rule over outer and inner rings together; buildings are also outlined in the
+channel of ways; lines are one pixel wide, points one pixel. What crosses the picture's border goes on outside and is cut there
+by OpenCV.
 
 Cost: OpenCV's drawing, about 5 us an element that touches the picture, and a test of its extent for the others.
 """
@@ -45,7 +46,7 @@ def rasterise(osm: OsmData | Elements, projection: Projection, box: Box, pixels_
         >>> rasterise(osm, Projection(52.47, 13.44), box).classes.shape
         (3, 10, 20)
     """
-    cv2 = _opencv()
+    cv2 = opencv()
     height, width = grid_size(box, pixels_per_metre)
     if pixels_per_metre > _MOST_PIXELS_PER_METRE:
         raise ValueError(f"pixels_per_metre: expected at most {_MOST_PIXELS_PER_METRE:.0f}, got {pixels_per_metre}")
@@ -100,7 +101,8 @@ def _pixels(rings: Sequence[Array], raster: RasterMap) -> list[NDArray[np.int32]
     return pixels if (high >= 0).all() and low[0] < width and low[1] < height else []
 
 
-def _opencv() -> Any:
+def opencv() -> Any:
+    """The module cv2, or an error of one line."""
     try:
         import cv2
     except ImportError:
