@@ -172,9 +172,7 @@ def test_pbf_without_pyosmium_says_what_helps(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "osmium", None)
     path = tmp_path / "town.osm.pbf"
     path.write_bytes(b"\x00\x00\x00\x0d\x0a\x09OSMHeader" + bytes(50))
-    with pytest.raises(
-        ImportError, match=r"town.osm.pbf needs pyosmium: pip install osmium \(or: osmium cat "
-    ):
+    with pytest.raises(ImportError, match=r"town.osm.pbf needs pyosmium: pip install osmium \(or: osmium cat "):
         read_osm(path)
 
 
