@@ -96,7 +96,7 @@ class RasterMap:
         return np.take(table, np.where(ways > 0, ways + np.uint8(len(AREAS)), areas), axis=0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the map to one file, at exactly this path; it appears complete or not at all. 10 to 60 bytes a thousand pixels."""
+        """Write the map to a file at exactly this path, which appears whole or not at all; 10 to 60 bytes a thousand pixels."""
         target = Path(path)
         part = target.with_name(target.name + ".part")
         where = {

@@ -35,8 +35,7 @@ def rasterise(osm: OsmData | Elements, projection: Projection, box: Box, pixels_
         The map, void where nothing lies. Data may reach beyond the box, or leave it empty.
 
     Raises:
-        ValueError: pixels_per_metre outside of (0, 100], more than 2**30 pixels, an element of an unknown group, or points that are
-            none.
+        ValueError: pixels_per_metre outside of (0, 100], more than 2**30 pixels, or elements of an unknown group or without points.
         ImportError: OpenCV is missing.
 
     Example:
@@ -96,9 +95,7 @@ def _pixels(rings: Sequence[Array], raster: RasterMap) -> Iterator[NDArray[np.in
     starts = np.concatenate([[0], ends[:-1]])
     exact = raster.to_pixels(np.concatenate(rings))
     if (starts == ends).any() or not (np.abs(exact) < 2**30).all():
-        raise ValueError(
-            "elements: expected rings, lines and positions of one or more points, finite and on the Earth, in metres"
-        )
+        raise ValueError("elements: expected rings, lines and positions of one or more points, finite and on the Earth")
     points = np.round(exact).astype(np.int32)
     low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
     height, width = raster.classes.shape[1:]
