@@ -35,7 +35,7 @@ def rasterise(osm: OsmData | Elements, projection: Projection, box: Box, pixels_
         The map, void where nothing lies. Data may reach beyond the box, or leave it empty.
 
     Raises:
-        ValueError: pixels_per_metre outside of (0, 100], more than 2**30 pixels, or elements of an unknown group or without points.
+        ValueError: pixels_per_metre outside of (0, 100], more than 2**30 pixels, or elements without group or points.
         ImportError: OpenCV is missing.
 
     Example:
