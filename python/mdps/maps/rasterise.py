@@ -70,10 +70,10 @@ def _jobs(elements: Elements, raster: RasterMap) -> _Jobs:
     """What is drawn with each (channel, value): a shape, "fill", "ring", "line" or "point", and its points in whole pixels."""
     shapes: list[tuple[str, str, Sequence[Array]]] = []
     for area in elements.areas:
-        rings = area.outer + area.inner
-        shapes.append((area.group, "fill", rings))
+        borders = area.outer + area.inner
+        shapes.append((area.group, "fill", borders))
         if area.group == "building":
-            shapes.append(("building_outline", "ring", rings))
+            shapes.append(("building_outline", "ring", borders))
     shapes += [(line.group, "line", (line.points,)) for line in elements.lines]
     shapes += [(point.group, "point", (point.position[None],)) for point in elements.points]
     pixels = _pixels([ring for _, _, rings in shapes for ring in rings], raster)
@@ -99,7 +99,7 @@ def _pixels(rings: Sequence[Array], raster: RasterMap) -> Iterator[NDArray[np.in
     points = np.round(exact).astype(np.int32)
     low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
     height, width = raster.classes.shape[1:]
-    touches = ((high >= 0) & (low < (width, height))).all(-1)
+    touches = np.all((high >= 0) & (low < (width, height)), axis=-1)
     for first, end, touch in zip(starts, ends, touches):
         yield points[first:end] if touch else None
 
