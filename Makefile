@@ -46,7 +46,7 @@ lint: .venv/installed .venv/lint
 	@echo "mdps: making .venv with $(TORCH) and what pyproject.toml asks for"
 	@$(PYTHON) -m venv .venv
 	@$(pip) "$(TORCH)" "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja nvidia-curand
-	@$(pip) --no-build-isolation ".[train,test]"
+	@$(pip) --no-build-isolation ".[train,localization,test]"
 	@touch $@
 
 .venv/lint: .venv/ready
