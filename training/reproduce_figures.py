@@ -31,6 +31,11 @@ PAPER = {
     "mdps": Paper((5.2, 5.2), 160),
 }
 PER_STEP = ("nll", "position_error", "heading_error_degrees")
+HEADS = {
+    "mode_position_error": "position of the mode [m]",
+    "mode_heading_error_degrees": "heading of the mode [deg]",
+    "recall_of_modes": "recall of three modes",
+}
 
 
 def belief_of(record: Record) -> str:
@@ -54,7 +59,7 @@ def result_table(records: Sequence[Record], limits: dict[str, float], titles: di
     """NLL, errors and further numbers of every method as Markdown."""
     further = sorted({key for r in records for key in r["results"][belief_of(r)]} - set(PER_STEP))
     head = ["method", "runs", "NLL: median", "quartiles", "above the true model", "position [m]", "heading [deg]"]
-    rows = [[*head, *(key.replace("_", " ") for key in further), "hours a run", "paper: NLL"]]
+    rows = [[*head, *(HEADS.get(key, key.replace("_", " ")) for key in further), "hours a run", "paper: NLL"]]
     for method, runs in by_method(records, titles).items():
         low, median, high = np.quantile(values(runs, "nll"), [0.25, 0.5, 0.75])
         errors = [np.median(values(runs, key)) for key in PER_STEP[1:]]
