@@ -19,9 +19,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DataError, opencv
+from .errors import opencv
 
 Array = npt.NDArray[np.float64]
+MAX_TILT = 60.0
+"""Roll and pitch, in degrees, beyond which an image is not rectified."""
 
 
 class Camera(NamedTuple):
@@ -122,12 +124,12 @@ def rectify(image: np.ndarray, camera: Camera, roll: float, pitch: float) -> np.
     """Return the image that the camera would have taken without roll and pitch (degrees); black where it saw nothing.
 
     Raises:
-        DataError: angles that are no numbers, or beyond 80 degrees, where no image is left.
+        ValueError: angles beyond 60 degrees, where little of an image is left.
 
     Cost: one bilinear warp, about 0.5 ms at 256 x 256.
     """
-    if not (abs(roll) <= 80 and abs(pitch) <= 80):
-        raise DataError(f"roll, pitch: expected at most 80 degrees to rectify an image, got {roll:.4g}, {pitch:.4g}")
+    if not (abs(roll) <= MAX_TILT and abs(pitch) <= MAX_TILT):
+        raise ValueError(f"roll, pitch: expected at most {MAX_TILT:.0f} degrees, got {roll:.4g}, {pitch:.4g}")
     if roll == 0 and pitch == 0:
         return image
     cv2 = opencv()

@@ -1,20 +1,18 @@
-"""What goes wrong with data on disk: one kind of error, with one line that names the file and the entry."""
+"""What the readers here need before anything else: the error of bad data, and OpenCV where it is installed."""
 
-from types import ModuleType
+from typing import Any
 
-
-class DataError(ValueError):
-    """A file or folder that cannot be used: the message names it, says what was expected and what came."""
+from ..maps import DataError as DataError
 
 
-def opencv() -> ModuleType:
-    """OpenCV, which reads and warps images.
+def opencv() -> Any:
+    """Return the module cv2, which reads and warps images.
 
     Raises:
         ImportError: it is not installed.
     """
     try:
         import cv2
-    except ImportError as error:
-        raise ImportError("images need OpenCV: pip install 'mdps[localization]'") from error
+    except ImportError:
+        raise ImportError("images need OpenCV: pip install 'mdps[localization]'") from None
     return cv2

@@ -4,7 +4,7 @@
     <root>/splits_MGL_v2_<scene>.json           or one file for each scene: {"train": [image ids], "val": [...]}
     <root>/<scene>/dump.json                    {sequence: {"views": {view: ...}, "cameras": {camera: ...}}}
     <root>/<scene>/images/<view>.jpg
-    <root>/<scene>/map.npz or tiles.pkl         the map (`mdps.maps`)
+    <root>/<scene>/map.npz or tiles.pkl         the map, as `mdps.maps` reads and writes it
 
 A panorama is four views of 90 degrees, <image id>_{front,left,back,right}, in four sequences <sequence>_<direction>; every
 other image is one view, <image id>_undistorted. In which direction "front" looks is different in every prepared copy: the yaw
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..maps import RasterMap
-from .camera import Camera, roll_pitch_yaw, wrap_degrees
+from ..maps import Projection, RasterMap
+from .camera import MAX_TILT, Array, Camera, roll_pitch_yaw, wrap_degrees
 from .errors import DataError
 from .reading import file_name, load_map, mapping, number, numbers, read_json
 from .scene import Frame, Problems, Scene, Track
@@ -32,6 +33,8 @@ from .scene import Frame, Problems, Scene, Track
 DIRECTIONS = ("front", "left", "back", "right")
 """The views of a panorama."""
 SPLIT_FILE = "splits_MGL_13loc.json"
+View = tuple[Frame, tuple[float, float] | None]
+"""A frame, with the latitude and longitude of the file where it has them."""
 OTHER_ORIGIN = 5.0
 """Metres (median) between a view's position and its latitude and longitude from which the map must have another origin."""
 
@@ -59,9 +62,12 @@ def read_scene(folder: str | Path, *, with_map: bool = True) -> Scene:
     sequences = mapping(read_json(folder / "dump.json"), f"{folder / 'dump.json'}: top level")
     raster = load_map(folder, problems) if with_map else None
     images = _images(folder, problems)
-    tracks, seen = [], set()
+    tracks: list[tuple[str, list[View]]] = []
+    seen: set[str] = set()
+    n_listed = 0
     for name, sequence in sequences.items():
-        found = []
+        found: list[View] = []
+        n_listed += _n_views(sequence)
         for frame, latlong in _views(name, sequence, folder, images, problems):
             if frame.name in seen:
                 problems.add("view listed twice: the first one is used", frame.name)
@@ -71,7 +77,7 @@ def read_scene(folder: str | Path, *, with_map: bool = True) -> Scene:
         tracks.append((name, found))
     frames = _place(tracks, raster, problems)
     ordered = tuple(Track(n, tuple(sorted(f, key=lambda f: (f.seconds, f.name))), _group(n, f)) for n, f in frames if f)
-    return Scene(folder.name, folder, ordered, raster.projection if raster else None, raster, problems)
+    return Scene(folder.name, folder, ordered, raster.projection if raster else None, raster, n_listed, problems)
 
 
 def read_splits(root: str | Path, scenes: Iterable[str]) -> dict[str, dict[str, set[int]]]:
@@ -142,13 +148,11 @@ def _images(folder: Path, problems: Problems) -> dict[str, int]:
         return {}
 
 
-def _views(
-    name: str, sequence: Any, folder: Path, images: dict[str, int], problems: Problems
-) -> list[tuple[Frame, tuple[float, float] | None]]:
+def _views(name: str, sequence: Any, folder: Path, images: dict[str, int], problems: Problems) -> list[View]:
     """The usable views of a sequence, each with its latitude and longitude if it has them."""
     try:
         views = mapping(mapping(sequence, "sequence").get("views"), "views")
-        cameras = _cameras(mapping(sequence["cameras"] if "cameras" in sequence else None, "cameras"), problems)
+        cameras = _cameras(mapping(sequence.get("cameras"), "cameras"), problems)
     except DataError as error:
         problems.add(f"sequence that is not one ({error})", name)
         return []
@@ -169,6 +173,11 @@ def _views(
         else:
             found.append((frame, latlong))
     return found
+
+
+def _n_views(sequence: Any) -> int:
+    views = sequence.get("views") if isinstance(sequence, dict) else None
+    return len(views) if isinstance(views, dict) else 0
 
 
 def _cameras(cameras: dict[str, Any], problems: Problems) -> dict[str, Camera]:
@@ -197,6 +206,8 @@ def _frame(name: str, view: dict[str, Any], cameras: dict[str, Camera], image: P
         raise DataError("camera_id: no such camera")
     x, y, _ = numbers(view.get("t_c2w"), "t_c2w", (3,))
     roll, pitch, yaw = _angles(name, view, problems)
+    if max(abs(roll), abs(pitch)) > MAX_TILT:
+        raise DataError(f"roll, pitch: beyond {MAX_TILT:.0f} degrees")
     milliseconds = number(view.get("capture_time"), "capture_time")
     return Frame(name, image, camera, milliseconds / 1000, x, y, yaw, roll, pitch)
 
@@ -233,9 +244,7 @@ def _latlong(view: dict[str, Any]) -> tuple[float, float] | None:
     return latitude, longitude
 
 
-def _place(
-    tracks: list[tuple[str, list[tuple[Frame, tuple[float, float] | None]]]], raster: RasterMap | None, problems: Problems
-) -> list[tuple[str, list[Frame]]]:
+def _place(tracks: list[tuple[str, list[View]]], raster: RasterMap | None, problems: Problems) -> list[tuple[str, list[Frame]]]:
     """Frames in the frame of the map, without those outside of it.
 
     The positions in the file are relative to an origin that the file does not name. Where latitudes and longitudes say that the
@@ -243,37 +252,32 @@ def _place(
     """
     if raster is None:
         return [(name, [frame for frame, _ in found]) for name, found in tracks]
-    places = {f.name: latlong for _, found in tracks for f, latlong in found if latlong is not None}
-    xy = dict(zip(places, _to_metres(raster, list(places.values()))))
-    apart = [math.hypot(f.x - xy[f.name][0], f.y - xy[f.name][1]) for _, found in tracks for f, _ in found if f.name in xy]
-    moved = bool(apart) and not float(np.median(apart)) <= OTHER_ORIGIN
-    if moved:
+    views = [(i, frame, latlong) for i, (_, found) in enumerate(tracks) for frame, latlong in found]
+    if not views:
+        return []
+    xy = np.array([(frame.x, frame.y) for _, frame, _ in views])
+    known, made = _to_metres(raster.projection, [latlong for _, _, latlong in views])
+    apart = np.hypot(*(made - xy).T)[known]
+    if len(apart) and np.median(apart) > OTHER_ORIGIN:
         reason = "position made from latlong: the map has another origin than t_c2w"
         problems.add(reason, f"{np.median(apart):.4g} m apart", len(apart))
-    placed = []
-    for name, found in tracks:
-        kept = []
-        for frame, _ in found:
-            if moved and frame.name in xy:
-                frame = frame._replace(x=xy[frame.name][0], y=xy[frame.name][1])
-            if raster.box.contains(np.array([frame.x, frame.y])):
-                kept.append(frame)
-            else:
-                problems.add("view outside of the map", f"{frame.name} at {frame.x:.0f}, {frame.y:.0f} m")
-        placed.append((name, kept))
-    return placed
+        xy[known] = made[known]
+    kept: list[list[Frame]] = [[] for _ in tracks]
+    for (i, frame, _), (x, y), inside in zip(views, xy.tolist(), raster.box.contains(xy)):
+        if inside:
+            kept[i].append(frame._replace(x=x, y=y))
+        else:
+            problems.add("view outside of the map", f"{frame.name} at {x:.0f}, {y:.0f} m")
+    return [(name, frames) for (name, _), frames in zip(tracks, kept)]
 
 
-def _to_metres(raster: RasterMap, places: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Positions in the map's frame; NaN where a place is too far away for it."""
-    metres = []
-    for place in places:
-        try:
-            x, y = raster.projection.to_metres(np.array(place))
-        except ValueError:
-            x, y = math.nan, math.nan
-        metres.append((float(x), float(y)))
-    return metres
+def _to_metres(projection: Projection, places: list[tuple[float, float] | None]) -> tuple[NDArray[np.bool_], Array]:
+    """Which places are given and near enough to have a position, and the positions (n, 2), 0 for the others."""
+    degrees = np.array([(math.nan, math.nan) if place is None else place for place in places])
+    known = projection.sees(degrees)
+    metres = np.zeros((len(places), 2))
+    metres[known] = projection.to_metres(degrees[known])
+    return known, metres
 
 
 def _group(name: str, frames: list[Frame]) -> str:

@@ -7,13 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from ..maps import RasterMap, read_tiles_pickle
-from .camera import Camera, resize
+from .. import maps
+from ..maps import RasterMap
+from .camera import Camera
 from .errors import DataError, opencv
 from .scene import Problems
 
-MAP_FILES = ("map.npz", "map.zip", "tiles.pkl")
+MAP_FILES = ("map.npz", "tiles.pkl")
 """Where a scene's map is looked for, in this order."""
+
+
+def read_text(path: Path) -> str:
+    """Return what a text file holds.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+    """
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: expected text, got other bytes") from None
 
 
 def read_json(path: Path) -> Any:
@@ -23,15 +40,10 @@ def read_json(path: Path) -> Any:
         DataError: it is not there, cannot be read, or is not JSON.
     """
     try:
-        with open(path, "rb") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        return json.loads(read_text(path))
     except RecursionError:
         raise DataError(f"{path}: expected JSON, got lists in lists without end") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise DataError(f"{path}: expected JSON: {error}") from None
 
 
@@ -118,7 +130,7 @@ def load_map(folder: Path, problems: Problems) -> RasterMap | None:
         if not path.exists():
             continue
         try:
-            return read_tiles_pickle(path) if name.endswith(".pkl") else RasterMap.load(path)
+            return maps.read_tiles_pickle(path) if name.endswith(".pkl") else RasterMap.load(path)
         except (ValueError, OSError) as error:
             problems.add("map that cannot be read", str(error))
             return None

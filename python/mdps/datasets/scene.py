@@ -31,7 +31,7 @@ class Frame(NamedTuple):
     yaw: float
     """Degrees, clockwise from North, in [-180, 180)."""
     roll: float
-    """Degrees; NaN where the format does not give it."""
+    """Degrees."""
     pitch: float
     shift: tuple[float, float, float] | None = None
     """KITTI's fixed initial errors of the frame: along the heading, across it, and of the angle, each in [-1, 1]."""
@@ -79,6 +79,8 @@ class Scene(NamedTuple):
     projection: Projection | None
     """Of the map, else what the format says; None where there is neither."""
     map: RasterMap | None
+    n_listed: int
+    """Frames that the files name, usable or not."""
     problems: Problems
 
     @property

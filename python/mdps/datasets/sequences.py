@@ -12,6 +12,7 @@ test do not use: no place of a test drive is ever trained on.
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ def cut(track: Track, max_seconds: float = MAX_SECONDS, max_metres: float = MAX_
     xy = np.array([(f.x, f.y) for f in track.frames])
     far = (np.diff(seconds) > max_seconds) | (np.hypot(*np.diff(xy, axis=0).T) > max_metres)
     ends = [0, *(np.flatnonzero(far) + 1), len(track.frames)]
-    return [track._replace(frames=track.frames[a:b]) for a, b in zip(ends, ends[1:])]
+    return [track._replace(frames=track.frames[a:b]) for a, b in pairwise(ends)]
 
 
 def runs(scene: Scene, length: int, max_seconds: float = MAX_SECONDS, max_metres: float = MAX_METRES) -> list[Run]:
@@ -105,7 +106,7 @@ def deal(items: Sequence[Run], shares: Sequence[float], seed: int) -> list[list[
     parts = _together(items)
     keys = sorted(parts, key=lambda key: hashlib.sha256(f"{seed} {key}".encode()).digest())
     ends = [round(share * len(keys)) for share in np.cumsum([0.0, *shares])]
-    return [[item for key in keys[a:b] for item in parts[key]] for a, b in zip(ends, ends[1:])]
+    return [[item for key in keys[a:b] for item in parts[key]] for a, b in pairwise(ends)]
 
 
 def split_long(scenes: Iterable[Scene], seed: int, length: int = LONG) -> Splits:
@@ -144,10 +145,10 @@ def _together(items: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _without(scene: Scene, moments: set[tuple[str, str, float]]) -> Scene:
-    """Return a scene without the frames of these moments, (scene, group, seconds); tracks are cut in two where some are gone."""
+    """Return a scene without the frames of these moments, (scene, group, seconds); where some are gone, a track is cut."""
     tracks = []
     for track in scene.tracks:
         gone = np.array([(scene.name, track.group, f.seconds) in moments for f in track.frames], bool)
         ends = [0, *(np.flatnonzero(np.diff(gone)) + 1), len(gone)]
-        tracks += [track._replace(frames=track.frames[a:b]) for a, b in zip(ends, ends[1:]) if a < b and not gone[a]]
+        tracks += [track._replace(frames=track.frames[a:b]) for a, b in pairwise(ends) if a < b and not gone[a]]
     return scene._replace(tracks=tuple(tracks))
