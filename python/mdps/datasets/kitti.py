@@ -254,17 +254,21 @@ def _times(folder: Path, problems: Problems) -> list[float]:
         if not path.exists():
             continue
         try:
-            lines = [_TIME.fullmatch(line.strip()) for line in read_text(path).splitlines() if line.strip()]
-        except DataError as error:
-            problems.add("times that cannot be read: 0.1 s between frames", str(error))
+            return [_seconds(line) for line in read_text(path).splitlines() if line.strip()]
+        except ValueError as error:
+            problems.add("times that cannot be read: 0.1 s between frames", f"{path}: {error}")
             return []
-        if None in lines:
-            problems.add("times that cannot be read: 0.1 s between frames", str(path))
-            return []
-        parts = [m.groups() for m in lines if m is not None]
-        return [timegm((int(y), int(mo), int(d), int(h), int(mi), 0)) + float(s) for y, mo, d, h, mi, s in parts]
     problems.add("no file of times: 0.1 s between frames", folder.name)
     return []
+
+
+def _seconds(line: str) -> float:
+    """Take a time apart, as in 2011-09-26 13:08:24.967930880; ValueError if it is none."""
+    found = _TIME.fullmatch(line.strip())
+    if found is None:
+        raise ValueError(f"expected a date and a time, got {line.strip()[:30]!r}")
+    year, month, day, hour, minute = map(int, found.groups()[:5])
+    return timegm((year, month, day, hour, minute, 0)) + float(found[6])
 
 
 def _oxts(path: Path) -> list[float]:
@@ -307,7 +311,7 @@ def _listed(words: list[str]) -> Listed:
     if len(words) == 1:
         return Listed(date, drive, int(frame[1]), None)
     along, left, turn = (float(word) for word in words[1:])
-    if not max(abs(along), abs(left), abs(turn)) <= 1:
+    if not all(abs(value) <= 1 for value in (along, left, turn)):
         raise ValueError
     return Listed(date, drive, int(frame[1]), (along, left, turn))
 
