@@ -64,7 +64,9 @@ def test_directions(tmp_path):
     north, east = items[0], items[1]
     assert items.sequences[0].track == items.sequences[1].track == "seqA_front"
     steps = north["pose"].diff(dim=0)
-    assert torch.allclose(steps[:, :2], torch.tensor([0.0, 5.0])) and torch.allclose(north["pose"][:, 2], torch.tensor(math.pi / 2))
+    assert torch.allclose(steps[:, :2], torch.tensor([0.0, 5.0])) and torch.allclose(
+        north["pose"][:, 2], torch.tensor(math.pi / 2)
+    )
     assert torch.allclose(north["odometry"], torch.tensor([0.0, -10.0, 0.0]), atol=1e-4)  # 2 pixels a metre, v is South
     assert torch.allclose(north["uv_pose"][:, 2], torch.tensor(-math.pi / 2))
     assert torch.allclose(east["pose"].diff(dim=0)[:, :2], torch.tensor([5.0, 0.0])) and east["pose"][:, 2].abs().max() < 1e-6
@@ -84,11 +86,15 @@ def test_the_crop_is_the_map_around_the_track(scene):
         u, v = item["uv_pose"][:, :2].T.double()
         assert u.min() >= 64 and u.max() <= 799 - 64 and v.min() >= 64 and v.max() <= 799 - 64
         x, y = item["pose"][:, :2].T.double()
-        assert torch.allclose(item["map_origin"][0] + u / 2, x, atol=1e-3) and torch.allclose(item["map_origin"][1] - v / 2, y, atol=1e-3)
+        assert torch.allclose(item["map_origin"][0] + u / 2, x, atol=1e-3) and torch.allclose(
+            item["map_origin"][1] - v / 2, y, atol=1e-3
+        )
         for i in range(10):  # the whole raster at the same place, by its own convention: row 0 is north, (0, 0) its middle
             column, row = math.floor((x[i] + 300) * 2), math.floor((300 - y[i]) * 2)
             if abs((x[i] * 2) % 1 - 0.5) < 0.49 and abs((y[i] * 2) % 1 - 0.5) < 0.49:
-                assert (item["map"][:, round(v[i].item()), round(u[i].item())].numpy() == scene.map.classes[:, row, column]).all()
+                assert (
+                    item["map"][:, round(v[i].item()), round(u[i].item())].numpy() == scene.map.classes[:, row, column]
+                ).all()
         centres.add(tuple(item["map_origin"].tolist()))
     assert len(centres) == 20
 

@@ -16,7 +16,9 @@ CAMERA = Camera(64, 64, 32.0, 32.0, 31.5, 31.5)
 
 def track(seconds, xy=None, name="a", group=None):
     xy = [(0.0, 0.0)] * len(seconds) if xy is None else xy
-    frames = [Frame(f"{name}{i}", Path(f"{i}.jpg"), CAMERA, float(s), *p, 0.0, 0.0, 0.0) for i, (s, p) in enumerate(zip(seconds, xy))]
+    frames = [
+        Frame(f"{name}{i}", Path(f"{i}.jpg"), CAMERA, float(s), *p, 0.0, 0.0, 0.0) for i, (s, p) in enumerate(zip(seconds, xy))
+    ]
     return Track(name, tuple(frames), group or name)
 
 

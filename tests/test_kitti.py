@@ -174,7 +174,9 @@ def test_a_position_outside_of_the_map(root):
 
 
 @pytest.mark.parametrize("name", ["cam_to_cam", "imu_to_velo", "velo_to_cam"])
-@pytest.mark.parametrize("text, reason", [(None, "no such file"), ("R: 1 2 3\n", "expected"), ("", "expected"), ("R: x\n\xff", "")])
+@pytest.mark.parametrize(
+    "text, reason", [(None, "no such file"), ("R: 1 2 3\n", "expected"), ("", "expected"), ("R: x\n\xff", "")]
+)
 def test_bad_calibration(root, name, text, reason):
     path = root / DAY / f"calib_{name}.txt"
     path.unlink() if text is None else path.write_text(text, "latin-1")

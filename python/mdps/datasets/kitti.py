@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..maps import Box, Projection
+from ..maps import Box, Projection, RasterMap
 from .camera import Array, Camera, heading_of, roll_pitch_yaw
 from .errors import DataError
 from .reading import load_map, read_text
@@ -72,13 +72,16 @@ def is_root(root: str | Path) -> bool:
     return any((root / name).exists() for name in SPLIT_FILES.values()) or any(_DATE.fullmatch(p.name) for p in root.iterdir())
 
 
-def read_drives(root: str | Path, split: str | Path | None = None, *, with_map: bool = True) -> Scene:
+def read_drives(
+    root: str | Path, split: str | Path | None = None, *, with_map: bool = True, raster: RasterMap | None = None
+) -> Scene:
     """Read drives as one scene, "kitti", with one track for each drive.
 
     Args:
         root: the folder of the days.
         split: a file of frames; None: every image of every drive.
         with_map: whether to load the map. Without one, the origin of the map's frame is the middle of all drives.
+        raster: the map, where it is loaded already.
 
     Raises:
         DataError: no such folder, or the split file cannot be read at all.
@@ -88,7 +91,8 @@ def read_drives(root: str | Path, split: str | Path | None = None, *, with_map: 
         raise DataError(f"{root}: no such folder")
     problems = Problems()
     listed = read_split(split, problems) if split is not None else _all_frames(root)
-    raster = load_map(root, problems) if with_map else None
+    if raster is None and with_map:
+        raster = load_map(root, problems)
     projection = raster.projection if raster else None
     if projection is None and listed:
         area = map_area(root)
