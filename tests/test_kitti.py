@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from real_data import real_data
-from small_scenes import DAY, LEVER, drive, make_kitti
+from small_scenes import DAY, LEVER, copy, drive, make_kitti
 
 from mdps.datasets import DataError, kitti
 from mdps.datasets.scene import Problems
@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def root(made, tmp_path):
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    copy(made, tmp_path)
     return tmp_path
 
 

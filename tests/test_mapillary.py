@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
 import pickle
-import shutil
 
 import numpy as np
 import pytest
-from small_scenes import PROJECTION, SECOND, YAWS, drive, make_mapillary, mapillary_camera, small_map, write
+from small_scenes import PROJECTION, SECOND, YAWS, copy, drive, make_mapillary, mapillary_camera, small_map, write
 
 from mdps.datasets import DataError, mapillary
 from mdps.datasets.camera import wrap_degrees
@@ -24,13 +22,8 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def scene(made, tmp_path):
-    shutil.copytree(made, tmp_path, copy_function=link, dirs_exist_ok=True)
+    copy(made, tmp_path)
     return tmp_path / "berlin"
-
-
-def link(source, target):
-    """Images are the same files; what tests change is copied."""
-    (os.link if source.endswith(".jpg") else shutil.copy)(source, target)
 
 
 def edited(folder, edit):

@@ -7,7 +7,7 @@ The data modules are Lightning's where it is installed; without it they are plai
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -19,10 +19,13 @@ from .odometry import KITTI_NOISE, MAPILLARY_NOISE, OdometryNoise
 from .scene import Scene, fingerprint
 from .sequences import LONG, SHORT, Run, Splits, runs, split_long, split_short
 
-try:
+if TYPE_CHECKING:
     from lightning import LightningDataModule as _Base
-except ImportError:
-    _Base = object
+else:
+    try:
+        from lightning import LightningDataModule as _Base
+    except ImportError:
+        _Base = object
 
 SHORT_CROP = 400.0
 """Side of the map for sequences of up to 10 frames, in metres."""
