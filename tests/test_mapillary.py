@@ -158,6 +158,7 @@ BAD_FILES = {
     "null": (b"null", "top level: expected an object {...}, got null"),
     "list": (b"[1, 2]", "top level: expected an object {...}, got a list of 2"),
     "deep": (b"[" * 100_000, "expected JSON, got lists in lists without end"),
+    "a number of 5000 digits": (b'{"a": 1' + b"0" * 5000 + b"}", "expected JSON: Exceeds the limit"),
     "bytes": (b"\xff\xfe\x00\x01", "expected text, got other bytes"),
     "gzip": (b"\x1f\x8b\x08\x00", "expected text, got other bytes"),
 }
@@ -218,11 +219,22 @@ def test_angles_from_the_rotation(scene):
             assert float(wrap_degrees(a.yaw - b.yaw)) == pytest.approx(0, abs=1e-9)
 
 
+def test_only_a_rotation_has_angles(scene):
+    for bad in ([[1, 0, 0], [0, 1, 0], [0, 0, -1]], [[2, 0, 0], [0, 1, 0], [0, 0, 1]], [[1e300, 0, 0]] * 3):
+        read = edited(scene, lambda d, bad=bad: view(d).update(R_c2w=bad, roll_pitch_yaw=None))
+        assert read.problems.counts["view left out (roll_pitch_yaw, R_c2w: expected one of them)"] == 1
+
+
+def test_angles_are_wrapped_on_load(scene):
+    frames = edited(scene, lambda d: view(d).update(roll_pitch_yaw=[361.5, -362.0, -539.0])).tracks[0].frames
+    assert (frames[5].roll, frames[5].pitch, frames[5].yaw) == (1.5, -2.0, -179.0)
+
+
 def test_angles_that_contradict_the_rotation_are_told(scene):
     read = edited(scene, lambda d: view(d).update(roll_pitch_yaw=[1.5, -2.0, 90.0]))
     assert read.problems.examples["roll_pitch_yaw is not that of R_c2w by more than 1 degree"] == "1005_front"
     read = edited(scene, lambda d: view(d).update(R_c2w=[[1, 0, 0], [0, 1, 0], [0, 0, -1]]))
-    assert read.problems.examples["R_c2w that is no rotation: not used"] == "1005_front"
+    assert read.problems.examples["R_c2w that is no rotation"] == "1005_front"
 
 
 def test_views_outside_of_the_map(scene):
