@@ -30,6 +30,7 @@ def root(made, tmp_path):
 
 
 def test_read_all_drives(root):
+    """Without .downloaded, image_00 or velodyne (OrienterNet#39)."""
     scene = kitti.read_drives(str(root))
     assert (scene.name, scene.n_listed, scene.n_frames) == ("kitti", 48, 48)
     assert [(t.name, t.group) for t in scene.tracks] == [(f"{DAY}_drive_{k:04d}_sync",) * 2 for k in (9, 11)]
@@ -41,7 +42,7 @@ def test_read_all_drives(root):
 
 
 def test_the_camera_of_a_level_car():
-    """North and East: the camera is its lever ahead and to the left of the unit, and looks where the car does."""
+    """North and East (vita-epfl/Loc2#6): the camera is its lever ahead and to the left of the unit, and looks where the car does."""
     ahead, left, _ = LEVER
     calibration = lever_calibration()
     expected = {0.0: (ahead, left, 90.0), math.pi / 2: (-left, ahead, 0.0), math.pi: (-ahead, -left, -90.0)}
@@ -83,6 +84,7 @@ def test_positions_in_the_map(root):
 
 
 def test_split_files(root):
+    """Lists are not sequences: test1 has duplicates (#10, #45: count what comes)."""
     train = kitti.read_drives(root, root / "train_files.txt")
     assert train.n_frames == 24 and train.tracks[0].frames[0].shift is None
     test1 = kitti.read_drives(root, root / "test1_files.txt")

@@ -1,4 +1,7 @@
-"""MGL: a made scene read back, and everything that was seen wrong in real copies, one clear line for each."""
+"""MGL: a made scene read back, and everything that was seen wrong in real copies, one clear line for each.
+
+Numbers with # are threads of facebookresearch/OrienterNet in which users met it.
+"""
 
 import json
 import math
@@ -39,6 +42,7 @@ def view(dump, name="1005_front"):
 
 
 def test_read(scene):
+    """Also yaws beyond 180 degrees (#20), and a path that is a str (#31)."""
     read = mapillary.read_scene(str(scene))
     assert (read.name, read.n_listed, read.n_frames) == ("berlin", 108, 108)
     assert [(t.name, t.group, len(t.frames)) for t in read.tracks] == [
@@ -68,13 +72,14 @@ def test_frames_are_in_order_of_time(scene):
 
 
 def test_the_offset_of_panoramas_is_read(tmp_path):
+    """In every prepared copy the views look elsewhere."""
     make_mapillary(tmp_path, "a", offset=-40.0)
     make_mapillary(tmp_path, "b", offset=33.0)
     a, b = (mapillary.read_scene(tmp_path / name).tracks[0].frames[0].yaw for name in "ab")
     assert (a, b) == (-40.0, 33.0)
 
 
-# What is wrong with a view costs that view, is counted, and says why in one line.
+# What is wrong with a view costs that view, is counted, and says why in one line (#29: null entries are normal).
 BAD_VIEWS = {
     "null": (lambda d: d["seqA_front"]["views"].update({"1005_front": None}), "expected an object {...}, got null"),
     "list": (lambda d: d["seqA_front"]["views"].update({"1005_front": [1]}), "expected an object {...}, got a list of 1"),
@@ -87,6 +92,8 @@ BAD_VIEWS = {
         "roll_pitch_yaw: expected a finite number, got inf",
     ),
     "huge": (lambda d: view(d).update(t_c2w=[10**400, 0, 0]), "t_c2w: expected a finite number, got inf"),
+    "far away": (lambda d: view(d).update(t_c2w=[1e7, 0, 0]), "t_c2w: expected metres around the scene"),
+    "before 1970": (lambda d: view(d).update(capture_time=-1), "capture_time: expected milliseconds since 1970"),
     "text": (lambda d: view(d).update(t_c2w=["1", 0, 0]), "t_c2w: expected a number, got '1'"),
     "two numbers": (lambda d: view(d).update(t_c2w=[1, 2]), "t_c2w: expected 3 numbers, got a list of 2"),
     "no time": (lambda d: view(d).update(capture_time=None), "capture_time: expected a number, got null"),
@@ -150,6 +157,7 @@ def test_a_bad_sequence_is_left_out(scene, value):
     assert any(r.startswith("sequence that is not one") for r in read.problems.counts)
 
 
+# #4: an answer that is no JSON
 BAD_FILES = {
     "missing": (None, "no such file"),
     "empty": (b"", "expected JSON: Expecting value: line 1 column 1"),
@@ -180,6 +188,7 @@ def test_an_empty_scene(scene):
 
 
 def test_missing_and_empty_images_are_normal(scene):
+    """#64: images are gone from the server."""
     (scene / "images/1003_left.jpg").unlink()
     (scene / "images/1004_left.jpg").unlink()
     (scene / "images/1004_left.jpg").write_bytes(b"")
@@ -196,6 +205,7 @@ def test_no_images_at_all(scene):
 
 
 def test_tmpdir_changes_nothing(scene, monkeypatch, tmp_path):
+    """#39: a variable of the environment must not choose the folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     assert mapillary.read_scene(scene).n_frames == 108
 
@@ -319,6 +329,7 @@ def test_one_split_file_for_all_scenes(scene):
 
 @pytest.mark.parametrize("where", [".", "berlin"])
 def test_a_split_file_for_each_scene(scene, where):
+    """#53: the layout of MGL's second version."""
     root = scene.parent
     (root / "splits_MGL_13loc.json").unlink()
     write(root / where / "splits_MGL_v2_berlin.json", {"val": [1001, "1002"], "train": [1003]})
@@ -351,6 +362,8 @@ def test_image_id(name, expected):
 
 
 def test_several_cameras_in_one_sequence(scene):
+    """Every view has its own camera's numbers."""
+
     def edit(dump):
         dump["seqB"]["cameras"]["other"] = mapillary_camera("other", 80, 60, 40.0)
         dump["seqB"]["views"]["2001_undistorted"]["camera_id"] = "other"

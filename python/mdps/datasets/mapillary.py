@@ -33,6 +33,8 @@ from .scene import Frame, Problems, Scene, Track
 DIRECTIONS = ("front", "left", "back", "right")
 """The views of a panorama."""
 SPLIT_FILE = "splits_MGL_13loc.json"
+FARTHEST = 1e6
+"""Metres from the origin beyond which nothing is a position."""
 OTHER_ORIGIN = 5.0
 """Metres (median) between a view's position and its latitude and longitude from which the map must have another origin."""
 
@@ -199,8 +201,10 @@ def _cameras(cameras: dict[str, Any], problems: Problems) -> dict[str, Camera]:
                 raise DataError(f"model: expected 'PINHOLE', got {str(entry.get('model'))[:20]!r}")
             fx, fy, cx, cy = numbers(entry.get("params"), "params", (4,))
             width, height = number(entry.get("width"), "width"), number(entry.get("height"), "height")
-            if not (0 < width < 1e5 and 0 < height < 1e5 and 0 < fx < 1e6 and 0 < fy < 1e6):
-                raise DataError("width, height, params: expected a size and focal lengths above 0")
+            if not (
+                min(width, height) >= 1 and max(width, height) < 1e5 and min(fx, fy) > 0 and max(fx, fy, abs(cx), abs(cy)) < 1e6
+            ):
+                raise DataError("width, height, params: expected a size, and focal lengths above 0, in pixels")
         except DataError as error:
             problems.add(f"camera left out ({error})", name)
             continue
@@ -221,6 +225,8 @@ def _frame(
     if camera is None:
         raise DataError("camera_id: no such camera")
     x, y, _ = numbers(view.get("t_c2w"), "t_c2w", (3,))
+    if max(abs(x), abs(y)) > FARTHEST:
+        raise DataError("t_c2w: expected metres around the scene")
     if view.get("roll_pitch_yaw") is not None:
         roll, pitch, yaw = numbers(view["roll_pitch_yaw"], "roll_pitch_yaw", (3,))
     elif rotation is not None and _are_rotations(np.array([rotation]))[0]:
@@ -234,6 +240,8 @@ def _frame(
     if max(abs(roll), abs(pitch)) > MAX_TILT:
         raise DataError(f"roll, pitch: beyond {MAX_TILT:.0f} degrees")
     milliseconds = number(view.get("capture_time"), "capture_time")
+    if not 0 <= milliseconds < 1e14:
+        raise DataError("capture_time: expected milliseconds since 1970")
     return Frame(name, image, camera, milliseconds / 1000, x, y, yaw, roll, pitch)
 
 
