@@ -42,7 +42,7 @@ def test_read_all_drives(root):
 
 
 def test_the_camera_of_a_level_car():
-    """North and East (vita-epfl/Loc2#6): the camera is its lever ahead and to the left of the unit, and looks where the car does."""
+    """North and East (vita-epfl/Loc2#6): the camera is its lever ahead and to the left of the unit, and looks ahead."""
     ahead, left, _ = LEVER
     calibration = lever_calibration()
     expected = {0.0: (ahead, left, 90.0), math.pi / 2: (-left, ahead, 0.0), math.pi: (-ahead, -left, -90.0)}

@@ -122,6 +122,15 @@ def test_a_name_that_leads_elsewhere(scene):
         assert "view left out (name: expected one that can be a file's)" in read.problems.counts
 
 
+@pytest.mark.parametrize("name", ["a\nb", "../x", "\x1b[31m", ""])
+def test_a_sequence_with_a_name_that_is_none(scene, name):
+    read = edited(scene, lambda d: d.update({name: d.pop("seqB")}))
+    assert read.n_frames == 96
+    text = str(read.problems)
+    assert "sequence that is not one (name: expected one that can be a file's)" in text
+    assert all(c.isprintable() for line in text.split("\n") for c in line) and text.count("\n") == len(read.problems) - 1
+
+
 BAD_CAMERAS = {
     "fisheye": {"model": "FISHEYE"},
     "params": {"params": [1, 2, 3]},

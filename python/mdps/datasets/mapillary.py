@@ -161,6 +161,7 @@ def _images(folder: Path, problems: Problems) -> dict[str, int]:
 def _views(name: str, sequence: Any, folder: Path, images: dict[str, int], problems: Problems) -> list[View]:
     """The usable views of a sequence, each with its latitude and longitude if it has them."""
     try:
+        file_name(name)
         views = mapping(mapping(sequence, "sequence").get("views"), "views")
         cameras = _cameras(mapping(sequence.get("cameras"), "cameras"), problems)
     except DataError as error:

@@ -123,7 +123,8 @@ class MapillaryDataModule(SequenceDataModule):
             whose "val" is for validation and test.
         others: as in `SequenceDataModule`.
 
-    Scenes that cannot be read, or have no map or no usable frames, are passed over with a warning.
+    Scenes that cannot be read, or have no map or no usable frames, are passed over with a warning. The authors leave out the
+    scene vilnius, of which they found files damaged; here what is damaged is left out file by file, and `check` counts it.
 
     Raises (in `setup`):
         ValueError: another split. DataError: a scene that is not there, or nothing to load.
