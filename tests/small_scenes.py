@@ -10,11 +10,13 @@ import os
 import shutil
 from pathlib import Path
 
-import cv2
 import numpy as np
+import pytest
 from scipy.spatial.transform import Rotation
 
 from mdps.maps import Box, Projection, RasterMap
+
+cv2 = pytest.importorskip("cv2")
 
 PROJECTION = Projection(52.47, 13.44)
 SIDE = 600.0

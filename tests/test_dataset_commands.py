@@ -7,7 +7,6 @@ import random
 import shutil
 from itertools import pairwise
 
-import cv2
 import numpy as np
 import pytest
 from small_scenes import DAY, copy, make_kitti, make_mapillary, write
@@ -15,6 +14,9 @@ from small_scenes import DAY, copy, make_kitti, make_mapillary, write
 from mdps.datasets import kitti, mapillary
 from mdps.datasets.__main__ import main
 from mdps.datasets.health import check
+
+cv2 = pytest.importorskip("cv2")
+pytest.importorskip("matplotlib")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,7 @@ def test_check_mapillary(mgl, capsys):
     page = printed(capsys, "check", mgl)
     assert "berlin: 51 of 51 frames usable in 5 tracks; sequences: 4 of 10, 0 of 100" in page
     assert "positions over 30 x 25 m" in page and "map: 1200 x 1200 pixels, 2 a metre, origin 52.47000, 13.44000" in page
+    assert "images of 64 x 64, 80 x 60 pixels, 77 to 90 degrees wide; roll within 1.5, pitch within 2.0 degrees" in page
     assert "areas 7 of 7, ways 10 of 10, nodes 33 of 33" in page
     assert "1 x track whose roll and pitch are all 0: were they measured?, e.g. seqB" in page
     assert "split train  6 images, 6 of them usable" in page and "split val    9 images, 9 of them usable" in page

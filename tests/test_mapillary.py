@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from small_scenes import PROJECTION, SECOND, YAWS, copy, drive, make_mapillary, mapillary_camera, small_map, write
 
-from mdps.datasets import DataError, mapillary
+from mdps.datasets import DataError, fingerprint, mapillary
 from mdps.datasets.camera import wrap_degrees
 from mdps.maps import Projection
+from mdps.maps.tiles_pickle import write_tiles_pickle
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +255,15 @@ def test_angles_that_contradict_the_rotation_are_told(scene):
     assert read.problems.examples["roll_pitch_yaw is not that of R_c2w by more than 1 degree"] == "1005_front"
     read = edited(scene, lambda d: view(d).update(R_c2w=[[1, 0, 0], [0, 1, 0], [0, 0, -1]]))
     assert read.problems.examples["R_c2w that is no rotation"] == "1005_front"
+
+
+def test_the_map_in_tiles_is_the_same(scene):
+    before = mapillary.read_scene(scene)
+    (scene / "map.npz").unlink()
+    write_tiles_pickle(before.map, scene / "tiles.pkl")
+    after = mapillary.read_scene(scene)
+    assert np.array_equal(after.map.classes, before.map.classes) and after.tracks == before.tracks
+    assert fingerprint([after]) == fingerprint([before])
 
 
 def test_views_outside_of_the_map(scene):

@@ -3,6 +3,7 @@
 Works on whatever part of MGL or KITTI a folder holds; nothing in it makes it fail. Cost: that of reading the scenes.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,17 +43,21 @@ def check(root: str | Path) -> str:
 
 def _mapillary(root: Path, folders: list[Path]) -> str:
     lines = [f"{root}: MGL, {len(folders)} scene{'s' if len(folders) > 1 else ''}"]
-    scenes = []
-    for folder in folders:
-        try:
-            scene = mapillary.read_scene(folder)
-        except DataError as error:
-            lines += ["", f"{folder.name}: cannot be read", f"  {error}"]
-            continue
-        scenes.append(scene)
-        lines += ["", *_scene(scene)]
-    lines += ["", *_mapillary_splits(root if folders != [root] else root.parent, scenes)]
-    return "\n".join([*lines, f"fingerprint  {fingerprint(scenes)}"])
+    seen: dict[str, set[int | None]] = {}
+
+    def scenes() -> Iterator[Scene]:  # one after another: the maps of all would fill the memory
+        for folder in folders:
+            try:
+                scene = mapillary.read_scene(folder)
+            except DataError as error:
+                lines.extend(["", f"{folder.name}: cannot be read", f"  {error}"])
+                continue
+            lines.extend(["", *_scene(scene)])
+            seen[scene.name] = {mapillary.image_id(frame.name) for track in scene.tracks for frame in track.frames}
+            yield scene
+
+    told = f"fingerprint  {fingerprint(scenes())}"
+    return "\n".join([*lines, "", *_mapillary_splits(root if folders != [root] else root.parent, seen), told])
 
 
 def _kitti(root: Path) -> str:
@@ -73,17 +78,16 @@ def _kitti(root: Path) -> str:
     return "\n".join([*lines, f"fingerprint  {fingerprint([scene])}"])
 
 
-def _mapillary_splits(root: Path, scenes: list[Scene]) -> list[str]:
+def _mapillary_splits(root: Path, seen: dict[str, set[int | None]]) -> list[str]:
     """What the split files say of the images that are there."""
     try:
-        splits = mapillary.read_splits(root, [scene.name for scene in scenes])
+        splits = mapillary.read_splits(root, seen)
     except DataError as error:
         return [f"split files  {error}"]
     lines = []
     for part, of in splits.items():
         n_listed = sum(map(len, of.values()))
-        seen = {(s.name, mapillary.image_id(f.name)) for s in scenes for t in s.tracks for f in t.frames}
-        n_there = sum((name, i) in seen for name, ids in of.items() for i in ids)
+        n_there = sum(len(ids & seen[name]) for name, ids in of.items())
         lines.append(f"split {part:<6} {n_listed} images, {n_there} of them usable")
     return lines
 
@@ -95,7 +99,7 @@ def _scene(scene: Scene) -> list[str]:
     _look_at_frames(scene, problems)
     _look_at_images(scene, problems)
     lines = [f"{scene.name}: {_counts(scene)}"]
-    lines += [f"  {line}" for line in (*_extent(scene), *_map(scene))]
+    lines += [f"  {line}" for line in (*_extent(scene), *_cameras(scene), *_map(scene))]
     return lines + [f"  {line}" for line in (_listed(problems) or ["nothing is wrong"])]
 
 
@@ -120,6 +124,18 @@ def _extent(scene: Scene) -> list[str]:
             f"; between frames {np.median(metres):.1f} m and {np.median(steps):.2f} s (median), at most {metres.max():.0f} m"
         )
     return [line]
+
+
+def _cameras(scene: Scene) -> list[str]:
+    frames = [frame for track in scene.tracks for frame in track.frames]
+    if not frames:
+        return []
+    sizes = sorted({f"{f.camera.width} x {f.camera.height}" for f in frames})
+    shown = ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} other sizes" if len(sizes) > 3 else "")
+    views = np.degrees(2 * np.arctan(np.array([f.camera.width / 2 / f.camera.fx for f in frames])))
+    roll, pitch = np.abs([(f.roll, f.pitch) for f in frames]).max(0)
+    view = f"{views.min():.0f}" if views.max() - views.min() < 1 else f"{views.min():.0f} to {views.max():.0f}"
+    return [f"images of {shown} pixels, {view} degrees wide; roll within {roll:.1f}, pitch within {pitch:.1f} degrees"]
 
 
 def _map(scene: Scene) -> list[str]:

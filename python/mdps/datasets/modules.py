@@ -76,17 +76,17 @@ class SequenceDataModule(_Base):
         """
         if self.scenes:
             return
-        self.scenes, splits = self.read()
-        rasters = {scene.name: scene.map for scene in self.scenes if scene.map is not None}
+        scenes, splits = self.read()
+        rasters = {scene.name: scene.map for scene in scenes if scene.map is not None}
         options: dict[str, Any] = {"image": self.image, "crop_metres": self.crop_metres, "noise": self.noise, "seed": self.seed}
         self.train, self.val, self.test = (SequenceDataset(part, rasters, **options) for part in splits)
         self.splits = Splits(*(part.sequences for part in (self.train, self.val, self.test)))
         too_wide = sum(len(part.left_out) for part in (self.train, self.val, self.test))
         if not any(self.splits):
             wide = f", {too_wide} do not fit into {self.crop_metres:.0f} m of map" if too_wide else ""
-            n_frames = sum(scene.n_frames for scene in self.scenes)
+            n_frames = sum(scene.n_frames for scene in scenes)
             raise DataError(f"{self.root}: no sequence of {self.length} frames in {n_frames} frames{wide}")
-        self.fingerprint = fingerprint(self.scenes)
+        self.scenes, self.fingerprint = scenes, fingerprint(scenes)
         sizes = ", ".join(f"{len(part)} {name}" for part, name in zip(self.splits, ("train", "val", "test")))
         told = "%s: sequences of %d frames: %s; %d too wide for the map; fingerprint %s"
         logging.getLogger("mdps").info(told, self.root, self.length, sizes, too_wide, self.fingerprint)
