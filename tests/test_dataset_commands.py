@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_scenes import DAY, copy, make_kitti, make_mapillary, write
 
-from mdps.datasets import kitti, mapillary
+from mdps.datasets import KittiDataModule, kitti, mapillary
 from mdps.datasets.__main__ import main
 from mdps.datasets.health import check
 
@@ -91,6 +91,9 @@ def test_check_tells_what_is_wrong(mgl, capsys):
 def test_check_kitti(raw, capsys):
     page = printed(capsys, "check", raw)
     assert "kitti: 24 of 24 frames usable in 2 tracks; sequences: 2 of 10, 0 of 100" in page and "nothing is wrong" in page
+    module = KittiDataModule(raw, n_workers=0)
+    module.setup()
+    assert f"fingerprint of the lists  {module.fingerprint}" in page
     assert "test1_files.txt  12 of 13 frames usable" in page and "1 x frame listed twice" in page
     shutil.rmtree(raw / DAY / f"{DAY}_drive_0011_sync")
     (raw / "test2_files.txt").unlink()

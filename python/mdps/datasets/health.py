@@ -64,6 +64,7 @@ def _kitti(root: Path) -> str:
     scene = kitti.read_drives(root)
     lines = [f"{root}: KITTI raw, {len(scene.tracks)} drive{'s' if len(scene.tracks) != 1 else ''} with usable frames", ""]
     lines += _scene(scene)
+    lists = []
     for part, name in kitti.SPLIT_FILES.items():
         if not (root / name).exists():
             lines.append(f"{name:<16} not there (for {part})")
@@ -73,8 +74,11 @@ def _kitti(root: Path) -> str:
         except DataError as error:
             lines.append(f"{name:<16} cannot be read: {error}")
             continue
+        lists.append(listed)
         lines.append(f"{name:<16} {_counts(listed)}")
         lines += [f"  {line}" for line in _listed(listed.problems)]
+    if lists:
+        lines.append(f"fingerprint of the lists  {fingerprint(lists)}")
     return "\n".join([*lines, f"fingerprint  {fingerprint([scene])}"])
 
 

@@ -46,7 +46,8 @@ class SequenceDataModule(_Base):
         n_workers: processes for each loader; 0 loads in this one.
         seed: of everything that is random here.
 
-    Attributes, after `setup`: splits (sequences), train, val, test (`SequenceDataset`), scenes, fingerprint.
+    Attributes, after `setup`: splits (sequences), train, val, test (`SequenceDataset`), scenes, fingerprint (of the
+    frames of the scenes, as `check` prints it; KITTI's is that of its lists).
     """
 
     def __init__(
