@@ -15,7 +15,7 @@ positive when the front points down. KITTI's principal points count from the cen
 A split file is a list of frames, not of sequences: test1 is a sample with duplicates and gaps. Here each drive's frames are
 sorted, duplicates are dropped (the first line counts), and every frame keeps its time, so that gaps can be seen and cut.
 
-What is missing or wrong in one line, frame or drive is left out and counted. Cost: about 60 us a frame.
+What is missing or wrong in one line, frame or drive is left out and counted. Cost: about 90 us a frame.
 Source: Geiger, Lenz, Stiller, Urtasun, "Vision meets robotics: the KITTI dataset", IJRR 2013.
 """
 
