@@ -31,7 +31,7 @@ STREETS = {
     "collector": Street("tertiary", 4.5, 3.5),
     "street": Street("residential", 3.5, 3.0),
     "lane": Street("service", 2.5, 2.0),
-    "walk": Street("footway", 1.5, 2.0),
+    "walk": Street("footway", 1.2, 2.3),
 }
 
 FURNITURE = (
@@ -41,50 +41,58 @@ FURNITURE = (
     ("amenity", "atm"), ("amenity", "toilets"), ("natural", "stone"), ("man_made", "utility_pole"),
 )  # fmt: skip
 
+RIM = ("villas", "wood", "meadow", "parcels", "park", "parcels")
+"""Kinds of blocks at the edge of the city."""
+
 BEND, WAVE = 9.0, 420.0
 """How far the smooth field moves things, and over what length; metres."""
 
 
 def draw_city(rng: np.random.Generator, n_blocks: int) -> Sketch:
-    """Invent a city of n_blocks x n_blocks blocks around (0, 0)."""
+    """Invent a city of n_blocks x n_blocks blocks around (0, 0), and a rim of narrower ones beyond the last streets."""
     sketch = Sketch()
-    crossings = _crossings(rng, n_blocks)
-    kinds = _kinds(rng, n_blocks)
+    n = n_blocks + 2
+    crossings = _crossings(rng, n)
+    kinds = _kinds(rng, n)
     for (axis, i, j), kind in kinds.items():
         ends = crossings[i, j], crossings[(i + 1, j) if axis == 0 else (i, j + 1)]
         _street(rng, sketch, STREETS[kind], *ends)
-    river = int(rng.integers(1, n_blocks - 1)) if n_blocks > 3 and rng.random() < 0.5 else -1
-    fillers = blocks.deck(rng, n_blocks * n_blocks)
-    for i in range(n_blocks):
-        for j in range(n_blocks):
+    river = int(rng.integers(2, n - 2)) if rng.random() < 0.4 else -1
+    fillers = blocks.deck(rng, n * n)
+    for i in range(n):
+        for j in range(n):
             corners = np.array([crossings[i, j], crossings[i + 1, j], crossings[i + 1, j + 1], crossings[i, j + 1]])
-            sides = [kinds[0, i, j], kinds[1, i + 1, j], kinds[0, i, j + 1], kinds[1, i, j]]
-            back = [STREETS[k].half_width + STREETS[k].pavement for k in sides]
-            block = inset(corners, back)
-            blocks.fill(rng, sketch, "river" if j == river else fillers[i * n_blocks + j], block)
-    places = np.array(sketch.places)
-    sketch.moved(_bent(rng, places))
+            sides = [kinds.get(key) for key in ((0, i, j), (1, i + 1, j), (0, i, j + 1), (1, i, j))]
+            back = [STREETS[k].half_width + STREETS[k].pavement if k else 1.0 for k in sides]
+            on_rim = min(i, j) == 0 or max(i, j) == n - 1
+            kind = "river" if j == river else RIM[int(rng.integers(len(RIM)))] if on_rim else fillers[i * n + j]
+            blocks.fill(rng, sketch, kind, inset(corners, back))
+    sketch.moved(_bent(rng, np.array(sketch.places)))
     return sketch
 
 
 def _crossings(rng: np.random.Generator, n: int) -> Doubles:
-    """Where streets meet: (n + 1, n + 1, 2)."""
-    lines = [np.cumsum(np.concatenate([[0.0], rng.uniform(64, 108, n)])) for _ in range(2)]
-    grid = np.stack(np.meshgrid(*(line - line[-1] / 2 for line in lines), indexing="ij"), -1)
+    """Where lines of the grid meet: (n + 1, n + 1, 2)."""
+    lines = []
+    for _ in range(2):
+        steps = rng.uniform(64, 108, n)
+        steps[[0, -1]] = 52.0
+        places = np.concatenate([[0.0], np.cumsum(steps)])
+        lines.append(places - places[-1] / 2)
+    grid = np.stack(np.meshgrid(*lines, indexing="ij"), -1)
     return grid + rng.uniform(-7, 7, grid.shape)
 
 
 def _kinds(rng: np.random.Generator, n: int) -> dict[tuple[int, int, int], str]:
-    """The kind of each piece of street: (axis, i, j) begins at crossing (i, j) and leads along the axis."""
+    """The kind of each piece of street: (axis, i, j) begins at crossing (i, j) and leads along the axis. None beyond the rim."""
     kinds = {}
     for axis in (0, 1):
-        avenue = int(rng.integers(1, n))
-        for line in range(n + 1):
+        avenue = int(rng.integers(2, n - 1))
+        for line in range(1, n):
             whole = "avenue" if line == avenue else str(rng.choice(["street", "street", "street", "collector"]))
-            for piece in range(n):
-                border = line in (0, n)
+            for piece in range(1, n - 1):
                 kind = whole
-                if whole == "street" and not border:
+                if whole == "street" and line not in (1, n - 1):
                     kind = str(rng.choice(["street", "lane", "walk"], p=[0.76, 0.12, 0.12]))
                 kinds[(axis, piece, line) if axis == 0 else (axis, line, piece)] = kind
     return kinds

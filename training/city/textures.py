@@ -30,9 +30,10 @@ N_FACADES = 24
 
 @dataclasses.dataclass(frozen=True)
 class Pyramid:
-    """The ground: packed colours at resolutions that halve; row 0 is north, as in a map."""
+    """The ground: colours at resolutions that halve; row 0 is north, as in a map."""
 
-    texels: NDArray[np.uint32]
+    finest: Bytes  # (H, W, 3)
+    texels: NDArray[np.uint32]  # all levels, packed
     starts: NDArray[np.int32]  # of each level in texels
     widths: NDArray[np.int32]
     heights: NDArray[np.int32]
@@ -46,23 +47,34 @@ class Pyramid:
         levels = _halved(image, n_levels)
         starts = np.cumsum([0] + [level.shape[0] * level.shape[1] for level in levels[:-1]]).astype(np.int32)
         shapes = np.array([level.shape[:2] for level in levels], np.int32)
-        return cls(np.concatenate([packed(x) for x in levels]), starts, shapes[:, 1], shapes[:, 0], west, north, size, detail)
+        texels = np.concatenate([packed(level) for level in levels])
+        return cls(image, texels, starts, shapes[:, 1], shapes[:, 0], west, north, size, detail)
 
     def look_up(self, x: Floats, y: Floats, footprint: Floats) -> Floats:
         """Colours (3, P) at places (P,) in metres, each for a pixel that covers about `footprint` metres."""
-        fine = self.detail[(y * 32).astype(np.int32) & 255, (x * 32).astype(np.int32) & 255]
-        level = np.minimum(np.maximum(_log2(footprint * np.float32(1 / self.size)), 0), len(self.starts) - 1)
-        jitter = (fine - 1) * np.float32(2.0)  # edges of the finest texels are rough, not square
-        shrink = np.float32(1 / self.size) / (1 << level).astype(np.float32)
-        column = ((x - np.float32(self.west)) * shrink + jitter).astype(np.int32)
-        row = ((np.float32(self.north) - y) * shrink - jitter).astype(np.int32)
+        level = _log2(footprint * np.float32(1 / self.size))
+        near = np.flatnonzero(level < 0)
+        level = np.minimum(np.maximum(level, 0), len(self.starts) - 1)
+        column, row = (x - np.float32(self.west)) * np.float32(1 / self.size), (np.float32(self.north) - y) * np.float32(1 / self.size)
         width = self.widths[level]
-        np.minimum(np.maximum(column, 0), width - 1, out=column)
-        np.minimum(np.maximum(row, 0), self.heights[level] - 1, out=row)
-        colour = unpacked(self.texels[self.starts[level] + row * width + column])
-        nearness = np.exp(footprint * np.float32(-6))
-        colour *= 1 + (fine - 1) * nearness
+        i = np.minimum(np.maximum(column.astype(np.int32) >> level, 0), width - 1)
+        j = np.minimum(np.maximum(row.astype(np.int32) >> level, 0), self.heights[level] - 1)
+        colour = unpacked(self.texels[self.starts[level] + j * width + i])
+        colour[:, near] = self._interpolated(column[near], row[near])
+        fine = self.detail[(y[near] * 32).astype(np.int32) & 255, (x[near] * 32).astype(np.int32) & 255]
+        colour[:, near] *= 1 + (fine - 1) * np.exp(footprint[near] * np.float32(-6))
         return colour
+
+    def _interpolated(self, column: Floats, row: Floats) -> Floats:
+        """Colours (3, P) of the finest level between texels."""
+        n = len(column)
+        places = np.zeros((2, -(-n // 1024) * 1024), np.float32)  # OpenCV's pictures have less than 32768 columns
+        places[0, :n], places[1, :n] = column - 0.5, row - 0.5
+        if n == 0:
+            return np.empty((3, 0), np.float32)
+        border = cv2.BORDER_REPLICATE
+        found = cv2.remap(self.finest, *places.reshape(2, -1, 1024), cv2.INTER_LINEAR, borderMode=border)
+        return found.reshape(-1, 3)[:n].T.astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
