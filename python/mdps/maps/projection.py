@@ -1,9 +1,9 @@
 """From degrees to metres around one place: the local tangent plane that MGL, KITTI and the maps share.
 
-Idea: a point of the WGS84 ellipsoid, altitude 0, as an Earth-centred vector, minus that of the origin, along the origin's East and
-North. This is EPSG's "Geocentric/topocentric conversions" (method 9837) without the vertical, which is the same as the
-ellipsoidal "Orthographic" (method 9840); the origin's altitude moves neither coordinate. At 25 km the plane's metres are 0.001 %
-shorter than the ground's.
+Idea: a point of the WGS84 ellipsoid, altitude 0, as an Earth-centred vector, minus that of the origin, along the origin's
+East and North. This is EPSG's "Geographic/topocentric conversions" (method 9837) without the vertical, which is the same as
+the ellipsoidal "Orthographic" (method 9840); the origin's altitude moves neither coordinate. A distance of 25 km comes out
+6 cm too short.
 
 Cost: some 20 operations and 6 trigonometric functions a point, vectorised.
 """
@@ -44,7 +44,7 @@ class Box:
     @classmethod
     def around(cls, centre: ArrayLike, size: float | tuple[float, float]) -> "Box":
         """The box of `size` (width and height, or one number) with that centre (x, y)."""
-        x, y = _points(centre, "centre").reshape(2)
+        x, y = as_points(centre, "centre").reshape(2)
         width, height = size if isinstance(size, tuple) else (size, size)
         return cls(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
 
@@ -63,8 +63,8 @@ class Box:
 
     def contains(self, xy: ArrayLike) -> NDArray[np.bool_]:
         """Which points (..., 2) lie inside or on the border: bool (...)."""
-        xy = _points(xy, "xy")
-        return ((xy >= (self.x_min, self.y_min)) & (xy <= (self.x_max, self.y_max))).all(-1)
+        xy = as_points(xy, "xy")
+        return np.asarray(((xy >= (self.x_min, self.y_min)) & (xy <= (self.x_max, self.y_max))).all(-1))
 
     def intersects(self, other: "Box") -> bool:
         """Whether the two have a point in common."""
@@ -100,7 +100,7 @@ class Projection:
         Raises:
             ValueError: shape, a value that is not finite or out of range, or a point that the plane does not see (`sees`).
         """
-        degrees = _points(latitude_longitude, "latitude_longitude")
+        degrees = as_points(latitude_longitude, "latitude_longitude")
         _check_degrees(degrees, "latitude_longitude")
         seen = self.sees(degrees)
         if not seen.all():
@@ -114,7 +114,7 @@ class Projection:
         Raises:
             ValueError: shape, a value that is not finite, or more than half the Earth's radius.
         """
-        xy = _points(xy, "xy")
+        xy = as_points(xy, "xy")
         if not (np.abs(xy) < _A / 2).all():  # NaN too
             raise ValueError(f"xy: expected finite metres around the origin, got {xy[~(np.abs(xy) < _A / 2)][0]}")
         plane = self._origin() + xy @ self._axes()[:2]
@@ -133,15 +133,14 @@ class Projection:
             ValueError: a corner is out of range, or the first is not south-west of the second.
         """
         if not (south < north and west < east):
-            raise ValueError(
-                f"box in degrees: expected south < north and west < east, got latitudes {south}, {north}, longitudes {west}, {east}"
-            )
+            got = f"latitudes {south}, {north} and longitudes {west}, {east}"
+            raise ValueError(f"box in degrees: expected south < north and west < east, got {got}")
         (x_min, y_min), (x_max, y_max) = self.to_metres([(south, west), (north, east)])
         return Box(x_min, y_min, x_max, y_max)
 
     def sees(self, latitude_longitude: ArrayLike) -> NDArray[np.bool_]:
-        """Which points (..., 2) are finite, in range and within 60 degrees of the Earth's surface around the origin: bool (...)."""
-        degrees = _points(latitude_longitude, "latitude_longitude")
+        """Which points (..., 2) are finite, in range and within 60 degrees of arc of the origin: bool (...)."""
+        degrees = as_points(latitude_longitude, "latitude_longitude")
         return _in_range(degrees) & (_normal(degrees) @ self._axes()[2] > 0.5)
 
     def _origin(self) -> Array:
@@ -168,7 +167,8 @@ def _earth_centred(degrees: Array) -> Array:
     return normal * radius * np.array([1.0, 1.0, 1.0 - _E2])
 
 
-def _points(value: ArrayLike, name: str) -> Array:
+def as_points(value: ArrayLike, name: str) -> Array:
+    """As float64 (..., 2), or ValueError that names the argument."""
     points = np.asarray(value, dtype=np.float64)
     if points.ndim == 0 or points.shape[-1] != 2:
         raise ValueError(f"{name}: expected a shape (..., 2), got {points.shape}")
@@ -176,7 +176,7 @@ def _points(value: ArrayLike, name: str) -> Array:
 
 
 def _in_range(degrees: Array) -> NDArray[np.bool_]:
-    return (np.abs(degrees) <= (90.0, 360.0)).all(-1)  # False for NaN
+    return np.asarray((np.abs(degrees) <= (90.0, 360.0)).all(-1))  # False for NaN
 
 
 def _check_degrees(degrees: Array, name: str) -> None:

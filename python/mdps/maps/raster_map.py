@@ -1,9 +1,9 @@
 """A city as three small pictures: which kind of area, of way and of point lies in each pixel.
 
-Conventions: `classes` is uint8 (3, H, W), channels areas, ways, nodes; 0 is void, value k is the (k - 1)-th name of AREAS, WAYS or
-NODES. Row 0 is the north, column 0 the west; in pixel coordinates (u, v), u grows to the East, v to the South, and integers are the
-*centres* of pixels: u = (x - x_min) * pixels_per_metre - 0.5, v = (y_max - y) * pixels_per_metre - 0.5. A raster's box is exactly
-W by H pixels; a size that is no whole number of pixels grows to the East and North, as in MGL's tiles.
+Conventions: `classes` is uint8 (3, H, W), channels areas, ways, nodes; 0 is void, value k is AREAS[k - 1], WAYS[k - 1] or
+NODES[k - 1]. Row 0 is the north, column 0 the west; in pixel coordinates (u, v), u grows to the East, v to the South, and
+integers are the *centres* of pixels: u = (x - x_min) * pixels_per_metre - 0.5, v = (y_max - y) * pixels_per_metre - 0.5. A
+raster's box is W by H pixels; a size that is no whole number of pixels grows to the East and North.
 
 File: .npz without pickle (what, where, and the picture), readable by numpy alone.
 Cost: query is one copy of the cut; colour is two table look-ups a pixel.
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from .colours import AREA_COLOURS, VOID, WAY_COLOURS
 from .errors import DataError
 from .osm_classes import AREAS, NODES, WAYS
-from .projection import Array, Box, Projection, _points
+from .projection import Array, Box, Projection, as_points
 
 _FORMAT = "mdps raster map 1"
 _MOST_PIXELS = 2**30
@@ -34,10 +34,11 @@ class RasterMap:
     """A map of classes (see the file's head), its resolution, and where it lies.
 
     Args:
-        classes: uint8 (3, H, W). pixels_per_metre: 2 in MGL and KITTI. box: metres in the plane of `projection`.
+        classes: uint8 (3, H, W). pixels_per_metre: 2 in MGL and KITTI. box: metres in the plane of `projection`;
+            one that is no whole number of pixels large grows to the East and North.
 
     Raises:
-        ValueError: dtype or shape, a resolution that is not positive, or a box that is not H by W pixels.
+        ValueError: dtype or shape, a resolution that is not positive, or (H, W) is not the box's size in pixels, rounded up.
     """
 
     classes: NDArray[np.uint8]
@@ -54,16 +55,17 @@ class RasterMap:
         expected = grid_size(self.box, self.pixels_per_metre)
         if classes.shape[1:] != expected:
             raise ValueError(f"classes: expected (H, W) = {expected} for {self.box}, got {classes.shape[1:]}")
+        object.__setattr__(self, "box", whole_pixels(self.box, self.pixels_per_metre))
 
     def to_pixels(self, xy: ArrayLike) -> Array:
-        """Metres (..., 2) to pixel coordinates (u, v) float64 (..., 2), integers at the centres of pixels; also outside of the map."""
-        xy = _points(xy, "xy")
+        """Metres (..., 2) to pixel coordinates (u, v) float64 (..., 2), integers at the centres of pixels, also outside."""
+        xy = as_points(xy, "xy")
         scale = self.pixels_per_metre
         return np.stack([(xy[..., 0] - self.box.x_min) * scale - 0.5, (self.box.y_max - xy[..., 1]) * scale - 0.5], -1)
 
     def to_metres(self, uv: ArrayLike) -> Array:
         """Pixel coordinates (u, v) (..., 2) to metres float64 (..., 2)."""
-        uv = (_points(uv, "uv") + 0.5) / self.pixels_per_metre
+        uv = (as_points(uv, "uv") + 0.5) / self.pixels_per_metre
         return np.stack([self.box.x_min + uv[..., 0], self.box.y_max - uv[..., 1]], -1)
 
     def query(self, box: Box) -> "RasterMap":
@@ -146,7 +148,7 @@ def grid_size(box: Box, pixels_per_metre: float) -> tuple[int, int]:
         raise ValueError(f"pixels_per_metre: expected a positive number, got {pixels_per_metre}")
     width, height = (max(1.0, np.ceil(length * pixels_per_metre - _TOLERANCE)) for length in box.size)
     if width * height > _MOST_PIXELS:
-        raise ValueError(f"{box} at {pixels_per_metre} pixels per metre: expected at most 2**30 pixels, got {width:.0f} x {height:.0f}")
+        raise ValueError(f"expected at most 2**30 pixels, got {width:.0f} x {height:.0f} for {box}")
     return int(height), int(width)
 
 

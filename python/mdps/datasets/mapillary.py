@@ -1,0 +1,288 @@
+"""Mapillary Geo-Localization (MGL): one folder for each city, as OrienterNet's preparation writes it.
+
+    <root>/splits_MGL_13loc.json                {"train": {scene: [image ids]}, "val": {...}}
+    <root>/splits_MGL_v2_<scene>.json           or one file for each scene: {"train": [image ids], "val": [...]}
+    <root>/<scene>/dump.json                    {sequence: {"views": {view: ...}, "cameras": {camera: ...}}}
+    <root>/<scene>/images/<view>.jpg
+    <root>/<scene>/map.npz or tiles.pkl         the map, as `mdps.maps` reads and writes it
+
+A panorama is four views of 90 degrees, <image id>_{front,left,back,right}, in four sequences <sequence>_<direction>; every
+other image is one view, <image id>_undistorted. In which direction "front" looks is different in every prepared copy: the yaw
+of a view is read, never assumed. Files count principal points from the corner of the image; `Camera` counts from the centre of
+its first pixel.
+
+What is missing or wrong in one view, camera or sequence is left out and counted (`Scene.problems`); only a file that cannot be
+read at all raises. Cost: about 30 us a view.
+"""
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maps import Projection, RasterMap
+from .camera import MAX_TILT, Array, Camera, roll_pitch_yaw, wrap_degrees
+from .errors import DataError
+from .reading import file_name, load_map, mapping, number, numbers, read_json
+from .scene import Frame, Problems, Scene, Track
+
+DIRECTIONS = ("front", "left", "back", "right")
+"""The views of a panorama."""
+SPLIT_FILE = "splits_MGL_13loc.json"
+View = tuple[Frame, tuple[float, float] | None]
+"""A frame, with the latitude and longitude of the file where it has them."""
+OTHER_ORIGIN = 5.0
+"""Metres (median) between a view's position and its latitude and longitude from which the map must have another origin."""
+
+
+def find_scenes(root: str | Path) -> list[Path]:
+    """Return the folders with a dump.json: `root` itself, or those in it, by name."""
+    root = Path(root)
+    if (root / "dump.json").exists():
+        return [root]
+    return sorted(path.parent for path in root.glob("*/dump.json")) if root.is_dir() else []
+
+
+def read_scene(folder: str | Path, *, with_map: bool = True) -> Scene:
+    """Read a scene: all views that can be used, in order of time.
+
+    Args:
+        folder: with dump.json in it.
+        with_map: whether to load the map; without it, views outside of it are not found.
+
+    Raises:
+        DataError: dump.json is not there, or is not what it should be as a whole.
+    """
+    folder = Path(folder)
+    problems = Problems()
+    sequences = mapping(read_json(folder / "dump.json"), f"{folder / 'dump.json'}: top level")
+    raster = load_map(folder, problems) if with_map else None
+    images = _images(folder, problems)
+    tracks: list[tuple[str, list[View]]] = []
+    seen: set[str] = set()
+    n_listed = 0
+    for name, sequence in sequences.items():
+        found: list[View] = []
+        n_listed += _n_views(sequence)
+        for frame, latlong in _views(name, sequence, folder, images, problems):
+            if frame.name in seen:
+                problems.add("view listed twice: the first one is used", frame.name)
+                continue
+            seen.add(frame.name)
+            found.append((frame, latlong))
+        tracks.append((name, found))
+    frames = _place(tracks, raster, problems)
+    ordered = tuple(Track(n, tuple(sorted(f, key=lambda f: (f.seconds, f.name))), _group(n, f)) for n, f in frames if f)
+    return Scene(folder.name, folder, ordered, raster.projection if raster else None, raster, n_listed, problems)
+
+
+def read_splits(root: str | Path, scenes: Iterable[str]) -> dict[str, dict[str, set[int]]]:
+    """Read which image ids are for training and validation: {"train": {scene: ids}, "val": {scene: ids}}.
+
+    Both layouts are taken: one file for all scenes, or one for each, in the root or in the scene's folder. A scene that no file
+    mentions has no ids.
+
+    Raises:
+        DataError: no file at all, or one that is not what it should be.
+    """
+    root, scenes = Path(root), list(scenes)
+    splits: dict[str, dict[str, set[int]]] = {"train": {}, "val": {}}
+    n_files = 0
+    if (root / SPLIT_FILE).exists():
+        n_files += 1
+        content = mapping(read_json(root / SPLIT_FILE), f"{root / SPLIT_FILE}: top level")
+        for part, of in splits.items():
+            listed = mapping(content.get(part, {}), f"{root / SPLIT_FILE}: {part!r}")
+            of |= {s: _ids(listed[s], f"{root / SPLIT_FILE}: {part!r}, {s!r}") for s in scenes if s in listed}
+    for scene in scenes:
+        name = f"splits_MGL_v2_{scene}.json"
+        for path in (root / name, root / scene / name):
+            if not path.exists():
+                continue
+            n_files += 1
+            content = mapping(read_json(path), f"{path}: top level")
+            for part, of in splits.items():
+                of[scene] = of.get(scene, set()) | _ids(content.get(part, []), f"{path}: {part!r}")
+    if not n_files:
+        raise DataError(f"{root}: expected {SPLIT_FILE} or splits_MGL_v2_<scene>.json, found neither")
+    return splits
+
+
+def in_split(scene: Scene, ids: set[int]) -> Scene:
+    """Return a scene with only the frames of these image ids; all views of a panorama have its id."""
+    tracks = [track._replace(frames=tuple(f for f in track.frames if image_id(f.name) in ids)) for track in scene.tracks]
+    return scene._replace(tracks=tuple(track for track in tracks if track.frames))
+
+
+def image_id(view: str) -> int | None:
+    """Return the image's id from the name of a view; None where it has none."""
+    head = view.rsplit("_", 1)[0]
+    return int(head) if head.isascii() and head.isdigit() and len(head) <= 20 else None
+
+
+def _ids(value: Any, where: str) -> set[int]:
+    ids = [_id(v) for v in value] if isinstance(value, list) else [None]
+    if any(i is None for i in ids):
+        raise DataError(f"{where}: expected a list of image ids, got {str(value)[:40]!r}")
+    return {i for i in ids if i is not None}
+
+
+def _id(value: Any) -> int | None:
+    text = str(value)
+    return int(text) if not isinstance(value, bool) and text.isascii() and text.isdigit() and len(text) <= 20 else None
+
+
+def _images(folder: Path, problems: Problems) -> dict[str, int]:
+    """The image files by name, with their sizes in bytes."""
+    try:
+        with os.scandir(folder / "images") as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    except OSError:
+        packed = (folder / "images.tar.gz").exists()
+        hint = "unpack images.tar.gz there" if packed else "expected a folder images/ with <view>.jpg"
+        problems.add("no folder of images", f"{folder / 'images'}: {hint}")
+        return {}
+
+
+def _views(name: str, sequence: Any, folder: Path, images: dict[str, int], problems: Problems) -> list[View]:
+    """The usable views of a sequence, each with its latitude and longitude if it has them."""
+    try:
+        views = mapping(mapping(sequence, "sequence").get("views"), "views")
+        cameras = _cameras(mapping(sequence.get("cameras"), "cameras"), problems)
+    except DataError as error:
+        problems.add(f"sequence that is not one ({error})", name)
+        return []
+    found = []
+    for view_name, view in views.items():
+        file = f"{view_name}.jpg"
+        try:
+            file_name(view_name)
+            frame = _frame(view_name, mapping(view, "view"), cameras, folder / "images" / file, problems)
+            latlong = _latlong(view)
+        except DataError as error:
+            problems.add(f"view left out ({error})", view_name)
+            continue
+        if file not in images:
+            problems.add("image not there", file)
+        elif not images[file]:
+            problems.add("image file is empty", file)
+        else:
+            found.append((frame, latlong))
+    return found
+
+
+def _n_views(sequence: Any) -> int:
+    views = sequence.get("views") if isinstance(sequence, dict) else None
+    return len(views) if isinstance(views, dict) else 0
+
+
+def _cameras(cameras: dict[str, Any], problems: Problems) -> dict[str, Camera]:
+    """The cameras of a sequence that can be used."""
+    usable = {}
+    for name, value in cameras.items():
+        try:
+            entry = mapping(value, "camera")
+            if entry.get("model") != "PINHOLE":
+                raise DataError(f"model: expected 'PINHOLE', got {str(entry.get('model'))[:20]!r}")
+            fx, fy, cx, cy = numbers(entry.get("params"), "params", (4,))
+            width, height = number(entry.get("width"), "width"), number(entry.get("height"), "height")
+            if not (0 < width < 1e5 and 0 < height < 1e5 and 0 < fx < 1e6 and 0 < fy < 1e6):
+                raise DataError("width, height, params: expected a size and focal lengths above 0")
+        except DataError as error:
+            problems.add(f"camera left out ({error})", name)
+            continue
+        usable[name] = Camera(int(width), int(height), fx, fy, cx - 0.5, cy - 0.5)
+    return usable
+
+
+def _frame(name: str, view: dict[str, Any], cameras: dict[str, Camera], image: Path, problems: Problems) -> Frame:
+    """One view; the position is that of t_c2w."""
+    camera = cameras.get(view["camera_id"]) if isinstance(view.get("camera_id"), str) else None
+    if camera is None:
+        raise DataError("camera_id: no such camera")
+    x, y, _ = numbers(view.get("t_c2w"), "t_c2w", (3,))
+    roll, pitch, yaw = _angles(name, view, problems)
+    if max(abs(roll), abs(pitch)) > MAX_TILT:
+        raise DataError(f"roll, pitch: beyond {MAX_TILT:.0f} degrees")
+    milliseconds = number(view.get("capture_time"), "capture_time")
+    return Frame(name, image, camera, milliseconds / 1000, x, y, yaw, roll, pitch)
+
+
+def _angles(name: str, view: dict[str, Any], problems: Problems) -> tuple[float, float, float]:
+    """Roll, pitch and yaw in degrees, as written or, without them, from the rotation; told where the two disagree."""
+    rotation = None
+    if view.get("R_c2w") is not None:
+        rotation = np.array(numbers(view["R_c2w"], "R_c2w", (3, 3))).reshape(3, 3)
+        if np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-3 or np.linalg.det(rotation) < 0:
+            problems.add("R_c2w that is no rotation: not used", name)
+            rotation = None
+    if view.get("roll_pitch_yaw") is None:
+        if rotation is None:
+            raise DataError("roll_pitch_yaw, R_c2w: expected one of them")
+        problems.add("no roll_pitch_yaw: taken from R_c2w", name)
+        roll, pitch, yaw = map(float, roll_pitch_yaw(rotation))
+        return roll, pitch, yaw
+    roll, pitch, yaw = numbers(view["roll_pitch_yaw"], "roll_pitch_yaw", (3,))
+    if not -180 <= yaw < 180:
+        problems.add("yaw outside of [-180, 180): wrapped", f"{name}: {yaw:.4g}")
+        yaw = float(wrap_degrees(yaw))
+    if rotation is not None and np.abs(wrap_degrees(roll_pitch_yaw(rotation) - [roll, pitch, yaw])).max() > 1:
+        problems.add("roll_pitch_yaw is not that of R_c2w by more than 1 degree", name)
+    return roll, pitch, yaw
+
+
+def _latlong(view: dict[str, Any]) -> tuple[float, float] | None:
+    if view.get("latlong") is None:
+        return None
+    latitude, longitude = numbers(view["latlong"], "latlong", (2,))
+    if not (abs(latitude) <= 90 and abs(longitude) <= 180):
+        raise DataError("latlong: expected degrees, latitude first")
+    return latitude, longitude
+
+
+def _place(tracks: list[tuple[str, list[View]]], raster: RasterMap | None, problems: Problems) -> list[tuple[str, list[Frame]]]:
+    """Frames in the frame of the map, without those outside of it.
+
+    The positions in the file are relative to an origin that the file does not name. Where latitudes and longitudes say that the
+    map has another one, positions are made from them.
+    """
+    if raster is None:
+        return [(name, [frame for frame, _ in found]) for name, found in tracks]
+    views = [(i, frame, latlong) for i, (_, found) in enumerate(tracks) for frame, latlong in found]
+    if not views:
+        return []
+    xy = np.array([(frame.x, frame.y) for _, frame, _ in views])
+    known, made = _to_metres(raster.projection, [latlong for _, _, latlong in views])
+    apart = np.hypot(*(made - xy).T)[known]
+    if len(apart) and np.median(apart) > OTHER_ORIGIN:
+        reason = "position made from latlong: the map has another origin than t_c2w"
+        problems.add(reason, f"{np.median(apart):.4g} m apart", len(apart))
+        xy[known] = made[known]
+    kept: list[list[Frame]] = [[] for _ in tracks]
+    for (i, frame, _), (x, y), inside in zip(views, xy.tolist(), raster.box.contains(xy)):
+        if inside:
+            kept[i].append(frame._replace(x=x, y=y))
+        else:
+            problems.add("view outside of the map", f"{frame.name} at {x:.0f}, {y:.0f} m")
+    return [(name, frames) for (name, _), frames in zip(tracks, kept)]
+
+
+def _to_metres(projection: Projection, places: list[tuple[float, float] | None]) -> tuple[NDArray[np.bool_], Array]:
+    """Which places are given and near enough to have a position, and the positions (n, 2), 0 for the others."""
+    degrees = np.array([(math.nan, math.nan) if place is None else place for place in places])
+    known = projection.sees(degrees)
+    metres = np.zeros((len(places), 2))
+    metres[known] = projection.to_metres(degrees[known])
+    return known, metres
+
+
+def _group(name: str, frames: list[Frame]) -> str:
+    """The sequence's name without the direction, if its views are those of panoramas."""
+    for direction in DIRECTIONS:
+        if name.endswith(f"_{direction}") and frames[0].name.endswith(f"_{direction}"):
+            return name[: -len(direction) - 1]
+    return name

@@ -1,0 +1,119 @@
+"""What is read from a folder: scenes of tracks of frames, the same for every format, and what had to be left out.
+
+A `Frame` is one image with its camera and pose. A `Track` is what one camera recorded, in order of time, with whatever gaps
+it has. A `Scene` is a place: its tracks, its map, and a record of everything that was found wanting. Reading a scene never
+fails because of one bad frame: that frame is left out and counted, under a short reason, with one example.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..maps import Projection, RasterMap
+from .camera import Camera
+
+
+class Frame(NamedTuple):
+    """One image of a track."""
+
+    name: str
+    image: Path
+    camera: Camera
+    seconds: float
+    """When it was taken, since the epoch of the format."""
+    x: float
+    """East, in metres, in the map's frame."""
+    y: float
+    """North, in metres."""
+    yaw: float
+    """Degrees, clockwise from North, in [-180, 180)."""
+    roll: float
+    """Degrees."""
+    pitch: float
+    shift: tuple[float, float, float] | None = None
+    """KITTI's fixed initial errors of the frame: along the heading, across it, and of the angle, each in [-1, 1]."""
+
+
+class Track(NamedTuple):
+    """Frames of one camera in order of time."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    group: str
+    """Tracks of one group show the same places at the same times (the four views of a panorama): never split them."""
+
+
+class Problems:
+    """A tally of what was left out or looks wrong: for each reason how often, and one example."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.examples: dict[str, str] = {}
+
+    def add(self, reason: str, example: str, n: int = 1) -> None:
+        """Count `n` more cases of `reason`; the first example is kept."""
+        self.counts[reason] = self.counts.get(reason, 0) + n
+        self.examples.setdefault(reason, example if len(example) <= 120 else example[:117] + "...")
+
+    def merge(self, other: "Problems") -> None:
+        """Add the cases of another tally."""
+        for reason, count in other.counts.items():
+            self.add(reason, other.examples[reason], count)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{n} x {reason}, e.g. {self.examples[reason]}" for reason, n in self.counts.items())
+
+
+class Scene(NamedTuple):
+    """A place with what was recorded there."""
+
+    name: str
+    path: Path
+    tracks: tuple[Track, ...]
+    projection: Projection | None
+    """Of the map, else what the format says; None where there is neither."""
+    map: RasterMap | None
+    n_listed: int
+    """Frames that the files name, usable or not."""
+    problems: Problems
+
+    @property
+    def n_frames(self) -> int:
+        """Frames that can be used."""
+        return sum(len(track.frames) for track in self.tracks)
+
+
+def fingerprint(scenes: Iterable[Scene]) -> str:
+    """A stable hash, 16 hexadecimal digits, of the frames and maps of scenes.
+
+    It depends on scenes, names of frames, times, poses to a millimetre and a thousandth of a degree, the sizes of the image
+    files in bytes, and every pixel of the maps; not on where the folder lies, nor on the order in which anything is listed.
+    Results on two copies of a data set can be compared only where this is the same.
+
+    Cost: about 10 us a frame (one look at each file), and 2 s a GB of map.
+    """
+    digest = hashlib.sha256()
+    for scene in sorted(scenes, key=lambda s: s.name):
+        digest.update(f"scene {scene.name}\n".encode())
+        for track in sorted(scene.tracks, key=lambda t: t.name):
+            digest.update(f"track {track.name}\n".encode())
+            for frame in track.frames:
+                pose = " ".join(f"{round(value * 1000)}" for value in (frame.x, frame.y, frame.yaw, frame.seconds))
+                digest.update(f"{frame.name} {pose} {_size(frame.image)}\n".encode())
+        if scene.map is not None:
+            digest.update(f"map {scene.map.classes.shape} {scene.map.pixels_per_metre:.6f}\n".encode())
+            digest.update(np.ascontiguousarray(scene.map.classes).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,236 @@
+"""MGL's and KITTI's tiles.pkl: a pickle is a program, so this one is run with nothing to call.
+
+Format (OrienterNet's maps): a dictionary with `bbox` "xmin,ymin,xmax,ymax" in metres, `tile_size` (128), `ppm` (2), `groups`
+{areas, ways, nodes: names}, `ref_latlonalt` (3 numbers), `tiles_bbox` {(i, j): string} and `tiles_raster` {(i, j): BytesIO of a
+PNG, RGB = areas, ways, nodes}; i counts tiles from the west, j from the south; the last of a row or column may be smaller.
+Numbers may be numpy's, under the module names of numpy 1 or 2.
+
+Idea: the unpickler hands out three stand-ins, made anew for each file, for BytesIO, for numpy's scalars and for their dtype;
+they only keep what they are given. Any other name that the file asks for is refused by name. What comes out is checked like any
+input.
+Cost: that of decoding the PNGs.
+"""
+
+import io
+import math
+import os
+import pickle
+import pickletools
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DataError
+from .osm_classes import AREAS, NODES, WAYS
+from .projection import Box, Projection
+from .raster_map import RasterMap, check_groups, check_values, grid_size
+from .rasterise import opencv
+
+_KEYS = ("bbox", "tile_size", "ppm", "groups", "ref_latlonalt", "tiles_bbox", "tiles_raster")
+_MOST_TUPLES = 100_000
+
+
+def read_tiles_pickle(path: str | os.PathLike[str]) -> RasterMap:
+    """Read a tiles.pkl as one map, without executing anything in it. Tiles that are absent are void.
+
+    Raises:
+        DataError: no such file, damaged, asks for anything but the three types that the format needs, other groups, or tiles that
+            do not fit; one line that names the file, and the tile.
+        ImportError: OpenCV is missing.
+    """
+    content = _unpickle(path)
+    missing = [key for key in _KEYS if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise DataError(f"{path}: expected a dictionary with {', '.join(_KEYS)}; it lacks {', '.join(missing)}")
+    check_groups(content["groups"], path)
+    box = _box(content["bbox"], f"{path}: bbox")
+    tile_size = _positive(content["tile_size"], f"{path}: tile_size")
+    scale = _positive(content["ppm"], f"{path}: ppm")
+    tiles = content["tiles_raster"]
+    if not isinstance(tiles, Mapping):
+        raise DataError(f"{path}: tiles_raster: expected a dictionary of tiles, got {type(tiles).__name__}")
+    try:
+        projection = Projection(*_numbers(content["ref_latlonalt"], 3, f"{path}: ref_latlonalt"))
+        raster = RasterMap(np.zeros((3, *grid_size(box, scale)), np.uint8), scale, box, projection)
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    for key, tile in tiles.items():
+        _place(raster, _tile_index(key, path), tile_size, tile, f"{path}: tile {_index_text(key)}")
+    check_values(raster.classes, path)
+    return raster
+
+
+def write_tiles_pickle(raster: RasterMap, path: str | os.PathLike[str], tile_size: float = 128.0) -> None:
+    """Write a map as tiles.pkl, for programs that read MGL's layout; our own is `RasterMap.save`.
+
+    Raises:
+        ValueError: tile_size is not positive, or no whole number of pixels. ImportError: OpenCV is missing.
+    """
+    cv2 = opencv()
+    step = tile_size * raster.pixels_per_metre
+    if not (step >= 1.0 and math.isfinite(step) and step == round(step)):
+        raise ValueError(f"tile_size: expected a positive number of whole pixels, got {tile_size} m, {step} pixels")
+    _, height, width = raster.classes.shape
+    boxes, tiles = {}, {}
+    for i, left in enumerate(range(0, width, int(step))):
+        for j, bottom in enumerate(range(0, height, int(step))):
+            right, top = min(left + int(step), width), min(bottom + int(step), height)
+            picture = raster.classes[::-1, height - top : height - bottom, left:right].transpose(1, 2, 0)
+            tiles[i, j] = io.BytesIO(cv2.imencode(".png", np.ascontiguousarray(picture))[1].tobytes())
+            corners = raster.to_metres([(left - 0.5, height - bottom - 0.5), (right - 0.5, height - top - 0.5)])
+            boxes[i, j] = ",".join(repr(float(value)) for value in corners.ravel())
+    box, origin = raster.box, raster.projection
+    content = {
+        "bbox": f"{box.x_min!r},{box.y_min!r},{box.x_max!r},{box.y_max!r}",
+        "tile_size": tile_size,
+        "ppm": raster.pixels_per_metre,
+        "groups": {"areas": list(AREAS), "ways": list(WAYS), "nodes": list(NODES)},
+        "ref_latlonalt": (origin.latitude, origin.longitude, origin.altitude),
+        "tiles_bbox": boxes,
+        "tiles_raster": tiles,
+    }
+    Path(path).write_bytes(pickle.dumps(content, protocol=4))
+
+
+def _unpickle(path: str | os.PathLike[str]) -> Any:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    _check_nesting(data, path)
+    names = _stand_ins()
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) not in names:
+                wanted = f"{module}.{name}"[:80]
+                raise DataError(f"{path}: asks for {wanted!r}, which no file of map tiles needs: refused, nothing was executed")
+            return names[module, name]
+
+    try:
+        return Unpickler(io.BytesIO(data)).load()
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle fails in any way
+        raise DataError(f"{path}: not a file of map tiles (pickle), or damaged ({type(error).__name__})") from None
+
+
+def _check_nesting(data: bytes, path: object) -> None:
+    """Tuples in tuples in tuples overflow the C stack when they are hashed; a file of tiles has three tuples a tile."""
+    try:
+        tuples = sum(code.name.startswith(("TUPLE", "FROZENSET")) for code, _, _ in pickletools.genops(data))
+    except Exception as error:  # as above
+        raise DataError(f"{path}: not a file of map tiles (pickle), or damaged ({type(error).__name__})") from None
+    if tuples > _MOST_TUPLES:
+        raise DataError(f"{path}: not a file of map tiles: {tuples} tuples")
+
+
+class _Bytes:
+    """What a BytesIO of the file holds; the base of the stand-ins, so that it can be told from other things."""
+
+    content: Any = None
+
+
+class _Dtype:
+    code: Any = None
+
+
+def _stand_ins() -> dict[tuple[str, str], Any]:
+    """What stands for the names that a tiles.pkl may ask for; of one file only, as a pickle can change what it is given."""
+
+    class Bytes(_Bytes):
+        def __setstate__(self, state: Any) -> None:
+            self.content = state[0] if isinstance(state, tuple) and state and isinstance(state[0], bytes) else None
+
+    class Dtype(_Dtype):
+        def __init__(self, code: Any, *_: Any) -> None:
+            self.code, self.order = code, "="
+
+        def __setstate__(self, state: Any) -> None:
+            self.order = state[1] if isinstance(state, tuple) and len(state) > 1 else "="
+
+    def scalar(dtype: Any, data: Any) -> float | int:
+        if not isinstance(dtype, _Dtype) or dtype.code not in ("f8", "f4", "i8", "i4") or not isinstance(data, bytes):
+            raise ValueError("a numpy scalar that is no number")
+        order = ">" if getattr(dtype, "order", "=") == ">" else "<"
+        kind = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}[dtype.code]
+        number: float | int = struct.unpack(order + kind, data)[0]
+        return number
+
+    return {
+        ("_io", "BytesIO"): Bytes,
+        ("io", "BytesIO"): Bytes,
+        ("numpy", "dtype"): Dtype,
+        ("numpy.core.multiarray", "scalar"): scalar,  # numpy 1
+        ("numpy._core.multiarray", "scalar"): scalar,  # numpy 2
+    }
+
+
+def _place(raster: RasterMap, index: tuple[int, int], tile_size: float, tile: Any, where: str) -> None:
+    """Decode a tile and put it where it belongs, from the south-west corner; a fraction of a pixel beyond the border is cut."""
+    height, width = raster.classes.shape[1:]
+    step = tile_size * raster.pixels_per_metre
+    left, bottom = round(index[0] * step), round(index[1] * step)
+    if not (left < width and bottom < height):
+        raise DataError(f"{where}: lies outside of the map of {width} x {height} pixels")
+    rows, columns = min(round(step), height - bottom), min(round(step), width - left)
+    content = tile.content if isinstance(tile, _Bytes) else None
+    if not isinstance(content, bytes):
+        raise DataError(f"{where}: expected a PNG in a BytesIO")
+    picture = _decode(content, (rows + 1, columns + 1), where)
+    if picture.shape[0] < rows or picture.shape[1] < columns:
+        raise DataError(f"{where}: expected {columns} x {rows} pixels, got {picture.shape[1]} x {picture.shape[0]}")
+    picture = picture[-rows:, :columns]
+    raster.classes[:, height - bottom - rows : height - bottom, left : left + columns] = picture.transpose(2, 0, 1)
+
+
+def _decode(content: bytes, most: tuple[int, int], where: str) -> NDArray[np.uint8]:
+    """A PNG as RGB (H, W, 3); its size is checked before it is unpacked."""
+    if content[:8] != b"\x89PNG\r\n\x1a\n" or content[-8:-4] != b"IEND":
+        raise DataError(f"{where}: expected a complete PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    if not (0 < height <= most[0] and 0 < width <= most[1]):
+        raise DataError(f"{where}: expected at most {most[1]} x {most[0]} pixels, got {width} x {height}")
+    cv2 = opencv()
+    picture = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+    if picture is None:
+        raise DataError(f"{where}: damaged PNG")
+    rgb: NDArray[np.uint8] = picture[..., ::-1]
+    return rgb
+
+
+def _tile_index(key: Any, path: object) -> tuple[int, int]:
+    if isinstance(key, tuple) and len(key) == 2 and all(isinstance(k, int) and 0 <= k < 1 << 20 for k in key):
+        return key
+    raise DataError(f"{path}: expected tiles under (column, row), got {type(key).__name__} {_index_text(key)}")
+
+
+def _index_text(key: Any) -> str:
+    return str(key)[:40] if isinstance(key, tuple) and all(isinstance(k, int) for k in key) else ""
+
+
+def _box(value: Any, where: str) -> Box:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: expected 'xmin,ymin,xmax,ymax' in metres, got {type(value).__name__}")
+    try:
+        return Box(*map(float, value.split(",")))
+    except (TypeError, ValueError):
+        raise DataError(f"{where}: expected 'xmin,ymin,xmax,ymax' in metres, got {value[:60]!r}") from None
+
+
+def _positive(value: Any, where: str) -> float:
+    if isinstance(value, (int, float)) and 0.0 < value < math.inf:
+        return float(value)
+    raise DataError(f"{where}: expected a positive number")
+
+
+def _numbers(value: Any, count: int, where: str) -> list[float]:
+    if isinstance(value, (tuple, list)) and len(value) == count and all(isinstance(v, (int, float)) for v in value):
+        return [float(v) for v in value]
+    raise DataError(f"{where}: expected {count} numbers")

@@ -1,0 +1,351 @@
+"""MGL: a made scene read back, and everything that was seen wrong in real copies, one clear line for each."""
+
+import json
+import math
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from small_scenes import PROJECTION, SECOND, YAWS, drive, make_mapillary, mapillary_camera, small_map, write
+
+from mdps.datasets import DataError, mapillary
+from mdps.datasets.camera import wrap_degrees
+from mdps.maps import Projection
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("made") / "root"
+    make_mapillary(root)
+    return root
+
+
+@pytest.fixture
+def scene(made, tmp_path):
+    shutil.copytree(made, tmp_path, copy_function=link, dirs_exist_ok=True)
+    return tmp_path / "berlin"
+
+
+def link(source, target):
+    """Images are the same files; what tests change is copied."""
+    (os.link if source.endswith(".jpg") else shutil.copy)(source, target)
+
+
+def edited(folder, edit):
+    """Read the scene again after an edit of its dump."""
+    dump = json.loads((folder / "dump.json").read_text())
+    edit(dump)
+    write(folder / "dump.json", dump)
+    return mapillary.read_scene(folder)
+
+
+def view(dump, name="1005_front"):
+    return dump[f"seqA_{name.split('_')[1]}"]["views"][name]
+
+
+def test_read(scene):
+    read = mapillary.read_scene(str(scene))
+    assert (read.name, read.n_listed, read.n_frames) == ("berlin", 108, 108)
+    assert [(t.name, t.group, len(t.frames)) for t in read.tracks] == [
+        ("seqA_front", "seqA", 24),
+        ("seqA_left", "seqA", 24),
+        ("seqA_back", "seqA", 24),
+        ("seqA_right", "seqA", 24),
+        ("seqB", "seqB", 12),
+    ]
+    assert read.projection == PROJECTION and read.map.classes.shape == (3, 1200, 1200)
+    xy, yaws = drive()
+    for track, turn in zip(read.tracks, YAWS.values()):
+        for i, frame in enumerate(track.frames):
+            assert (frame.x, frame.y, frame.seconds) == (*xy[i], SECOND + i)
+            assert (frame.roll, frame.pitch) == (1.5, -2.0)
+            assert -180 <= frame.yaw < 180 and math.remainder(frame.yaw - yaws[i] - 17.25 - turn, 360) == pytest.approx(0)
+    assert read.tracks[0].frames[0].camera == (64, 64, 32.0, 32.0, 31.5, 31.5)  # pixel centres are integers
+    assert list(read.problems.counts) == ["yaw outside of [-180, 180): wrapped"]
+
+
+def test_frames_are_in_order_of_time(scene):
+    def edit(dump):
+        dump["seqB"]["views"] = dict(reversed(dump["seqB"]["views"].items()))
+
+    frames = edited(scene, edit).tracks[-1].frames
+    assert [f.seconds for f in frames] == sorted(f.seconds for f in frames)
+
+
+def test_the_offset_of_panoramas_is_read(tmp_path):
+    make_mapillary(tmp_path, "a", offset=-40.0)
+    make_mapillary(tmp_path, "b", offset=33.0)
+    a, b = (mapillary.read_scene(tmp_path / name).tracks[0].frames[0].yaw for name in "ab")
+    assert (a, b) == (-40.0, 33.0)
+
+
+# What is wrong with a view costs that view, is counted, and says why in one line.
+BAD_VIEWS = {
+    "null": (lambda d: d["seqA_front"]["views"].update({"1005_front": None}), "expected an object {...}, got null"),
+    "list": (lambda d: d["seqA_front"]["views"].update({"1005_front": [1]}), "expected an object {...}, got a list of 1"),
+    "no camera": (lambda d: view(d).update(camera_id="other"), "camera_id: no such camera"),
+    "camera is a list": (lambda d: view(d).update(camera_id=[1]), "camera_id: no such camera"),
+    "no position": (lambda d: view(d).pop("t_c2w"), "t_c2w: expected 3 numbers, got null"),
+    "NaN": (lambda d: view(d).update(t_c2w=[math.nan, 0, 0]), "t_c2w: expected a finite number, got nan"),
+    "infinite": (lambda d: view(d).update(roll_pitch_yaw=[0, 0, math.inf]), "roll_pitch_yaw: expected a finite number, got inf"),
+    "huge": (lambda d: view(d).update(t_c2w=[10**400, 0, 0]), "t_c2w: expected a finite number, got inf"),
+    "text": (lambda d: view(d).update(t_c2w=["1", 0, 0]), "t_c2w: expected a number, got '1'"),
+    "two numbers": (lambda d: view(d).update(t_c2w=[1, 2]), "t_c2w: expected 3 numbers, got a list of 2"),
+    "no time": (lambda d: view(d).update(capture_time=None), "capture_time: expected a number, got null"),
+    "no angles": (lambda d: view(d).update(R_c2w=None, roll_pitch_yaw=None), "roll_pitch_yaw, R_c2w: expected one of them"),
+    "null roll": (lambda d: view(d).update(roll_pitch_yaw=[None, 0, 0]), "roll_pitch_yaw: expected a number, got null"),
+    "ragged rotation": (lambda d: view(d).update(R_c2w=[[1, 0, 0], [0, 1], [0]]), "R_c2w: expected 3 numbers, got a list of 2"),
+    "upside down": (lambda d: view(d).update(R_c2w=None, roll_pitch_yaw=[170, 0, 0]), "roll, pitch: beyond 60 degrees"),
+    "latlong": (lambda d: view(d).update(latlong=[413.4, 52.4]), "latlong: expected degrees, latitude first"),
+}
+
+
+@pytest.mark.parametrize("edit, reason", BAD_VIEWS.values(), ids=BAD_VIEWS)
+def test_a_bad_view_is_left_out_and_counted(scene, edit, reason):
+    read = edited(scene, edit)
+    assert read.n_frames == 107 and read.n_listed == 108
+    assert len(read.tracks[0].frames) == 23
+    found = [r for r in read.problems.counts if r.startswith("view left out")]
+    assert len(found) == 1 and reason in found[0] and "\n" not in found[0]
+    assert read.problems.counts[found[0]] == 1 and read.problems.examples[found[0]] == "1005_front"
+
+
+def test_a_name_that_leads_elsewhere(scene):
+    for name in ("../../../etc/passwd", "/etc/passwd", "..", "a\\b", "x" * 300, "a\nb", ""):
+        read = edited(scene, lambda d, name=name: d["seqB"]["views"].update({name: d["seqB"]["views"]["2000_undistorted"]}))
+        assert read.n_frames == 108
+        assert "view left out (name: expected one that can be a file's)" in read.problems.counts
+
+
+BAD_CAMERAS = {
+    "fisheye": {"model": "FISHEYE"},
+    "params": {"params": [1, 2, 3]},
+    "null": {"params": None},
+    "no focal length": {"params": [0, 1, 2, 3]},
+    "no size": {"width": 0},
+    "NaN": {"width": math.nan},
+}
+
+
+@pytest.mark.parametrize("change", BAD_CAMERAS.values(), ids=BAD_CAMERAS)
+def test_a_bad_camera_costs_its_views(scene, change):
+    read = edited(scene, lambda d: d["seqB"]["cameras"]["flat"].update(change))
+    assert [t.name for t in read.tracks] == ["seqA_front", "seqA_left", "seqA_back", "seqA_right"]
+    assert read.problems.counts["view left out (camera_id: no such camera)"] == 12
+    assert sum(r.startswith("camera left out") for r in read.problems.counts) == 1
+
+
+BAD_SEQUENCES = {
+    "null": None,
+    "list": [],
+    "no views": {"cameras": {}},
+    "no cameras": {"views": {}},
+    "views a list": {"views": [], "cameras": {}},
+    "cameras null": {"views": {}, "cameras": None},
+}
+
+
+@pytest.mark.parametrize("value", BAD_SEQUENCES.values(), ids=BAD_SEQUENCES)
+def test_a_bad_sequence_is_left_out(scene, value):
+    read = edited(scene, lambda d: d.update(seqB=value))
+    assert read.n_frames == 96
+    assert any(r.startswith("sequence that is not one") for r in read.problems.counts)
+
+
+BAD_FILES = {
+    "missing": (None, "no such file"),
+    "empty": (b"", "expected JSON: Expecting value: line 1 column 1"),
+    "html": (b"<html>Object does not exist</html>", "expected JSON: Expecting value"),
+    "cut": (b'{"seqA": {"views": {"10', "expected JSON: Unterminated string"),
+    "null": (b"null", "top level: expected an object {...}, got null"),
+    "list": (b"[1, 2]", "top level: expected an object {...}, got a list of 2"),
+    "deep": (b"[" * 100_000, "expected JSON, got lists in lists without end"),
+    "bytes": (b"\xff\xfe\x00\x01", "expected text, got other bytes"),
+    "gzip": (b"\x1f\x8b\x08\x00", "expected text, got other bytes"),
+}
+
+
+@pytest.mark.parametrize("content, reason", BAD_FILES.values(), ids=BAD_FILES)
+def test_a_file_that_is_none_raises_one_line(scene, content, reason):
+    path = scene / "dump.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(DataError, match=reason.replace("{", r"\{").replace(".", r"\.")) as caught:
+        mapillary.read_scene(scene)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_empty_scene(scene):
+    write(scene / "dump.json", {})
+    read = mapillary.read_scene(scene)
+    assert read.tracks == () and read.n_listed == 0
+
+
+def test_missing_and_empty_images_are_normal(scene):
+    (scene / "images/1003_left.jpg").unlink()
+    (scene / "images/1004_left.jpg").unlink()
+    (scene / "images/1004_left.jpg").write_bytes(b"")
+    read = mapillary.read_scene(scene)
+    assert read.n_frames == 106
+    assert read.problems.counts["image not there"] == 1 and read.problems.counts["image file is empty"] == 1
+
+
+def test_no_images_at_all(scene):
+    (scene / "images").rename(scene / "elsewhere")
+    (scene / "images.tar.gz").write_bytes(b"")
+    read = mapillary.read_scene(scene)
+    assert read.n_frames == 0 and "unpack images.tar.gz" in read.problems.examples["no folder of images"]
+
+
+def test_tmpdir_changes_nothing(scene, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    assert mapillary.read_scene(scene).n_frames == 108
+
+
+def test_a_view_in_two_sequences_counts_once(scene):
+    read = edited(scene, lambda d: d.update(seqC=d["seqB"]))
+    assert read.n_frames == 108 and read.problems.counts["view listed twice: the first one is used"] == 12
+
+
+def test_angles_from_the_rotation(scene):
+    whole = mapillary.read_scene(scene)
+
+    def edit(dump):
+        for sequence in dump.values():
+            for v in sequence["views"].values():
+                del v["roll_pitch_yaw"]
+
+    for before, after in zip(whole.tracks, edited(scene, edit).tracks):
+        for a, b in zip(before.frames, after.frames):
+            assert (a.roll, a.pitch) == pytest.approx((b.roll, b.pitch), abs=1e-9)
+            assert float(wrap_degrees(a.yaw - b.yaw)) == pytest.approx(0, abs=1e-9)
+
+
+def test_angles_that_contradict_the_rotation_are_told(scene):
+    read = edited(scene, lambda d: view(d).update(roll_pitch_yaw=[1.5, -2.0, 90.0]))
+    assert read.problems.examples["roll_pitch_yaw is not that of R_c2w by more than 1 degree"] == "1005_front"
+    read = edited(scene, lambda d: view(d).update(R_c2w=[[1, 0, 0], [0, 1, 0], [0, 0, -1]]))
+    assert read.problems.examples["R_c2w that is no rotation: not used"] == "1005_front"
+
+
+def test_views_outside_of_the_map(scene):
+    small_map(side=200).save(scene / "map.npz")
+    read = mapillary.read_scene(scene)
+    assert read.n_frames == 108
+    small_map(side=100).save(scene / "map.npz")
+    read = mapillary.read_scene(scene)
+    assert read.n_frames + read.problems.counts["view outside of the map"] == 108
+    assert all(abs(f.x) <= 50 and abs(f.y) <= 50 for t in read.tracks for f in t.frames) and read.n_frames > 0
+
+
+def test_a_map_with_another_origin(scene):
+    """The user's own map of the same place: positions come from latitude and longitude."""
+    before = mapillary.read_scene(scene)
+    other = Projection(*PROJECTION.to_degrees(np.array([100.0, -50.0])))
+    small_map(other).save(scene / "map.npz")
+    read = mapillary.read_scene(scene)
+    assert read.problems.counts["position made from latlong: the map has another origin than t_c2w"] == 108
+    for a, b in zip(before.tracks, read.tracks):
+        for f, g in zip(a.frames, b.frames):
+            assert (g.x, g.y) == pytest.approx((f.x - 100, f.y + 50), abs=0.02)
+
+
+def test_positions_without_latlong(scene):
+    def edit(dump):
+        for sequence in dump.values():
+            for v in sequence["views"].values():
+                del v["latlong"]
+
+    assert edited(scene, edit).n_frames == 108
+
+
+class Trap:
+    def __reduce__(self):
+        return (open, ("trapped", "w"))
+
+
+def test_nothing_in_a_map_is_executed(scene, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (scene / "map.npz").unlink()
+    (scene / "tiles.pkl").write_bytes(pickle.dumps(Trap()))
+    read = mapillary.read_scene(scene)
+    assert not (tmp_path / "trapped").exists()
+    assert read.map is None and "tiles.pkl" in read.problems.examples["map that cannot be read"]
+    assert read.n_frames == 108
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a map"])
+def test_a_map_that_is_none(scene, content):
+    (scene / "map.npz").write_bytes(content)
+    read = mapillary.read_scene(scene)
+    assert read.map is None and "map.npz" in read.problems.examples["map that cannot be read"]
+
+
+def test_without_map(tmp_path):
+    make_mapillary(tmp_path, with_map=False)
+    read = mapillary.read_scene(tmp_path / "berlin")
+    assert read.map is None and read.n_frames == 108 and "no map" in read.problems.counts
+    assert "no map" not in mapillary.read_scene(tmp_path / "berlin", with_map=False).problems.counts
+
+
+def test_find_scenes(tmp_path):
+    make_mapillary(tmp_path, "paris", n=2, n_flat=0)
+    make_mapillary(tmp_path, "berlin", n=2, n_flat=0)
+    (tmp_path / "empty").mkdir()
+    assert [p.name for p in mapillary.find_scenes(str(tmp_path))] == ["berlin", "paris"]
+    assert mapillary.find_scenes(tmp_path / "paris") == [tmp_path / "paris"]
+    assert mapillary.find_scenes(tmp_path / "nowhere") == []
+
+
+# Splits
+
+
+def test_one_split_file_for_all_scenes(scene):
+    splits = mapillary.read_splits(scene.parent, ["berlin", "unknown"])
+    assert splits["train"] == {"berlin": set(range(1000, 1018))}
+    assert splits["val"] == {"berlin": {*range(1018, 1024), *range(2000, 2012)}}
+    part = mapillary.in_split(mapillary.read_scene(scene), splits["train"]["berlin"])
+    assert [len(t.frames) for t in part.tracks] == [18] * 4  # an id of a panorama is that of its four views
+
+
+@pytest.mark.parametrize("where", [".", "berlin"])
+def test_a_split_file_for_each_scene(scene, where):
+    root = scene.parent
+    (root / "splits_MGL_13loc.json").unlink()
+    write(root / where / "splits_MGL_v2_berlin.json", {"val": [1001, "1002"], "train": [1003]})
+    assert mapillary.read_splits(root, ["berlin", "paris"]) == {"train": {"berlin": {1003}}, "val": {"berlin": {1001, 1002}}}
+
+
+BAD_SPLITS = {
+    "missing": (None, "expected splits_MGL_13loc.json or splits_MGL_v2_<scene>.json, found neither"),
+    "list": ("[]", "top level: expected an object"),
+    "part": ('{"train": [], "val": {}}', "'train': expected an object"),
+    "ids": ('{"train": {"berlin": 7}, "val": {}}', "'train', 'berlin': expected a list of image ids, got '7'"),
+    "names": ('{"train": {"berlin": ["x"]}, "val": {}}', "expected a list of image ids"),
+    "null": ('{"train": {"berlin": [null]}, "val": {}}', "expected a list of image ids"),
+    "true": ('{"train": {"berlin": [true]}, "val": {}}', "expected a list of image ids"),
+}
+
+
+@pytest.mark.parametrize("text, reason", BAD_SPLITS.values(), ids=BAD_SPLITS)
+def test_bad_splits_raise_one_line(scene, text, reason):
+    path = scene.parent / "splits_MGL_13loc.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(DataError, match=reason) as caught:
+        mapillary.read_splits(scene.parent, ["berlin"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, expected", [("12_front", 12), ("12_undistorted", 12), ("x_front", None), ("_front", None)])
+def test_image_id(name, expected):
+    assert mapillary.image_id(name) == expected
+
+
+def test_several_cameras_in_one_sequence(scene):
+    def edit(dump):
+        dump["seqB"]["cameras"]["other"] = mapillary_camera("other", 80, 60, 40.0)
+        dump["seqB"]["views"]["2001_undistorted"]["camera_id"] = "other"
+
+    frames = edited(scene, edit).tracks[-1].frames
+    assert [f.camera.fx for f in frames[:3]] == [50.0, 40.0, 50.0]
