@@ -30,33 +30,6 @@ HAZE = 260.0
 """Metres after which haze has taken 63 % of a colour."""
 
 
-def rotation(roll: float, pitch: float, yaw: float) -> Doubles:
-    """Camera-to-world rotation (3, 3) of angles in degrees, as Mapillary's data sets have them.
-
-    Camera: x right, y down, z forward; world: x East, y North, z up. yaw is clockwise from North; pitch is negative when the
-    camera looks up, roll when it is turned clockwise.
-    """
-    r, p, y = np.radians([roll, pitch, yaw])
-    world_to_camera = _about(0, np.pi / 2) @ _about(1, r) @ _about(0, p) @ _about(2, y)
-    return world_to_camera.T
-
-
-def angles(camera_to_world: Doubles) -> tuple[float, float, float]:
-    """roll, pitch, yaw in degrees of a camera-to-world rotation: the inverse of `rotation`."""
-    m = _about(0, -np.pi / 2) @ camera_to_world.T
-    roll, pitch, yaw = np.arctan2(m[0, 2], m[2, 2]), np.arcsin(np.clip(-m[1, 2], -1, 1)), np.arctan2(m[1, 0], m[1, 1])
-    return float(np.degrees(roll)), float(np.degrees(pitch)), float(np.degrees(yaw))
-
-
-def _about(axis: int, angle: float) -> Doubles:
-    """Rotation about an axis."""
-    c, s = np.cos(angle), np.sin(angle)
-    i, j = (axis + 1) % 3, (axis + 2) % 3
-    m = np.eye(3)
-    m[i, i], m[i, j], m[j, i], m[j, j] = c, -s, s, c
-    return m
-
-
 @dataclasses.dataclass(frozen=True)
 class Camera:
     """A pinhole camera: focal length and centre in pixels (integer = centre of a pixel, as OpenCV has it), and its pose."""
@@ -83,6 +56,47 @@ class World:
     spot_sprite: NDArray[np.int64]  # (S,)
     spot_size: Floats  # (S, 2) width, height
     sprites: tuple[Sprite, ...]
+
+
+class Surroundings:
+    """The part of a world that can be seen from a place; kept for each square of the plan, since cameras move little."""
+
+    CELL = 40.0
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._parts: dict[tuple[int, int], World] = {}
+
+    def __call__(self, place: Doubles) -> World:
+        i, j = (int(v) for v in np.floor(place / self.CELL))
+        if (i, j) not in self._parts:
+            self._parts[i, j] = self._part((np.array([i, j]) + 0.5) * self.CELL)
+        return self._parts[i, j]
+
+    def _part(self, middle: Doubles) -> World:
+        w = self.world
+        reach = FAR + self.CELL
+        half = (w.end - w.start) / 2
+        walls = np.flatnonzero(np.hypot(*(w.start + half - middle).T) - np.hypot(*half.T) < reach)
+        spots = np.flatnonzero(np.hypot(*(w.spots - middle).T) < reach)
+        textured = dataclasses.replace(
+            w.walls,
+            facade=w.walls.facade[walls],
+            start=w.walls.start[walls],
+            tint=np.ascontiguousarray(w.walls.tint[:, walls]),
+            has_cornice=w.walls.has_cornice[walls],
+        )
+        return dataclasses.replace(
+            w,
+            start=w.start[walls],
+            end=w.end[walls],
+            top=w.top[walls],
+            one_sided=w.one_sided[walls],
+            walls=textured,
+            spots=w.spots[spots],
+            spot_sprite=w.spot_sprite[spots],
+            spot_size=w.spot_size[spots],
+        )
 
 
 @dataclasses.dataclass(frozen=True)

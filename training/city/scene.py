@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from city.geometry import area, inside, scattered
 from city.ground import KINDS, PIXELS_PER_METRE, Canvas, nearest, paint, segments
-from city.render import World
+from city.render import Surroundings, World
 from city.sprites import SPRITES, TREES, sprites
 from city.textures import BARRIERS, N_FACADES, Pyramid, TexturedWalls, facade_atlas, ground_colours, ground_detail
 from mdps.maps import Area, Box, Elements, Line, OsmData, Projection, osm_elements
@@ -32,6 +32,7 @@ class Scene:
     """A city that can be drawn and driven through."""
 
     world: World
+    near: Surroundings
     roads: list[Line]
     canvas: Canvas  # the kinds of ground
     elements: Elements
@@ -78,7 +79,7 @@ def build_scene(osm: OsmData, projection: Projection, box: Box, seed: int) -> Sc
     ground = Pyramid.of(colours, box.x_min, box.y_max, 1 / PIXELS_PER_METRE, ground_detail(rng))
     world = _world(rng, walls, ground, places, picture, sizes * scale[:, None], pictures)
     roads = [line for line in elements.lines if line.group == "road"]
-    return Scene(world, roads, canvas, elements, box, projection)
+    return Scene(world, Surroundings(world), roads, canvas, elements, box, projection)
 
 
 def _within(elements: Elements, box: Box) -> Elements:
