@@ -1,14 +1,14 @@
 """A city of your own: a map, and street images that show it, in the layout of MGL or KITTI. No download, exact poses.
 
-    python training/make_city.py --out data/made --seed 0                     # MGL's layout, scene "made_0", half a minute
-    python training/make_city.py --out data/made --seed 1                     # another city beside it: train on one, test on the other
+    python training/make_city.py --out data/made --seed 0           # MGL's layout, scene "made_0", half a minute
+    python training/make_city.py --out data/made --seed 1           # another city beside it: train on one, test on the other
     python training/make_city.py --out data/kitti --seed 2 --format kitti
     python training/make_city.py --out data/made --osm berlin.osm --bbox 52.4712,13.4360,52.4752,13.4432
-    python training/make_city.py --seed 0 --preview city.png                  # image, depth and map side by side; writes no data
+    python training/make_city.py --seed 0 --preview city.png        # image, depth and map side by side; writes no data
 
-A seed invents streets, blocks, buildings with courtyards, parks, water, trees and street furniture, writes them as an .osm file and
-draws images from that file alone, as it does from a real extract (--osm). Where map and image come from one source, what a
-network finds is limited by the network. One seed gives the same bytes again, another seed another city.
+A seed invents streets, blocks, buildings with courtyards, parks, water, trees and street furniture, writes them as an .osm file
+and draws images from that file alone, as it does from a real extract (--osm). So the images show what the map shows, up to what
+no map has: facades, colours, heights. One seed gives the same bytes again, another seed another city.
 
 Needs OpenCV (`pip install 'mdps[localization]'`). An image of 256 x 256 pixels takes about 15 ms of one core.
 """
@@ -26,7 +26,7 @@ from city.plan import draw_city
 from city.recording import SIZES
 from city.scene import Scene, build_scene
 
-from mdps.maps import Box, Projection, RasterMap, rasterise, read_osm
+from mdps.maps import Projection, RasterMap, rasterise, read_osm
 
 MARGIN = 30.0
 """Metres of map around an invented city."""
@@ -110,8 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=("mgl", "kitti"), default="mgl", help="layout of the files [mgl]")
     parser.add_argument("--size", choices=tuple(SIZES), default="small", help="of the city and of what is recorded [small]")
     parser.add_argument("--osm", type=Path, metavar="FILE", help="take this OpenStreetMap extract as the city")
-    parser.add_argument("--bbox", type=_bbox, metavar="LAT,LON,LAT,LON", help="two opposite corners of the part of it to take [all]")
-    parser.add_argument("--image-size", type=_whole, default=256, metavar="PIXELS", help="width of MGL's images; MGL's own is 512 [256]")
+    parser.add_argument(
+        "--bbox", type=_bbox, metavar="LAT,LON,LAT,LON", help="two opposite corners of the part of it to take [all]"
+    )
+    parser.add_argument(
+        "--image-size", type=_whole, default=256, metavar="PIXELS", help="width of MGL's images; MGL's own is 512 [256]"
+    )
     parser.add_argument("--preview", type=Path, metavar="FILE.png", help="draw image, depth and map of some places")
     return parser
 

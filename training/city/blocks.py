@@ -223,7 +223,9 @@ def _parking(rng: np.random.Generator, sketch: Sketch, block: Doubles) -> None:
         sketch.node(place, barrier="bollard")
     spots = scattered(rng, inset(lot, [3.0] * 4), 7, 7.0)
     _trees(sketch, spots[3:])
-    for spot, (key, value) in zip(spots, (("amenity", "charging_station"), ("amenity", "recycling"), ("highway", "street_lamp"))):
+    for spot, (key, value) in zip(
+        spots, (("amenity", "charging_station"), ("amenity", "recycling"), ("highway", "street_lamp"))
+    ):
         sketch.node(spot, **{key: value})
     sketch.node(cut[0] + 0.5 * (cut[1] - cut[0]), shop="supermarket")
 

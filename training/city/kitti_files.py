@@ -1,7 +1,8 @@
 """A made city in the layout of KITTI's raw data: calibration, oxts, image_02, times, split files, the map.
 
-The rig is ours, with round numbers: a GPS/IMU unit, a laser scanner (of which only the axes matter) and the rectified left colour
-camera, 1242 x 375 pixels or a part of that. The unit drives along the streets; where the camera is follows from the calibration.
+The rig is ours, with round numbers: a GPS/IMU unit, a laser scanner (of which only the axes matter) and the rectified left
+colour camera, 1242 x 375 pixels or a part of that. The unit drives along the streets; where the camera is follows from the
+calibration.
 The first drives are for training, test1 is a sample of them with initial errors, test2 is the last drives.
 """
 

@@ -1,6 +1,6 @@
 """A made city in the layout of Mapillary's MGL: dump.json, images, splits, the map (map.npz, tiles.pkl), osm/<scene>.osm.
 
-Every second drive is of panoramas, which become four views of 90 degrees, each direction its own sequence; the others are of one
+Every third drive is of panoramas, which become four views of 90 degrees, each direction its own sequence; the others are of one
 camera that looks ahead. The poses in the file are exact, gps_position and compass_angle are not.
 """
 
@@ -24,8 +24,8 @@ SPLIT_FILE = "splits_MGL_13loc.json"
 DIRECTIONS = {"front": 0.0, "left": 90.0, "back": 180.0, "right": 270.0}
 EPOCH = 1_600_000_000_000
 """Milliseconds since 1970 when the first drive begins."""
-VALIDATION_EVERY = 3
-"""Of the drives, every such one is for validation."""
+PANORAMAS_EVERY, VALIDATION_EVERY = 3, 4
+"""Every such drive, from the first on, has a panoramic camera; every such one, from the second on, is for validation."""
 
 
 def write(root: Path, name: str, scene: Scene, raster: RasterMap, size: recording.Size, pixels: int, seed: int) -> int:
@@ -41,8 +41,10 @@ def write(root: Path, name: str, scene: Scene, raster: RasterMap, size: recordin
     for k, drive in enumerate(recording.drives(rng, scene, size.drives, size.keyframes * 7.5)):
         path = recording.keyframes(rng, drive, size.keyframes)
         first = (seed + 1) * 10**9 + k * 10**5
-        record = _panoramas if k % 2 == 0 else _perspectives
-        sequences = record(rng, scene, path, pixels, f"made{seed:04d}drive{k:03d}", first, EPOCH + k * 3_600_000, folder / "images")
+        record = _panoramas if k % PANORAMAS_EVERY == 0 else _perspectives
+        sequences = record(
+            rng, scene, path, pixels, f"made{seed:04d}drive{k:03d}", first, EPOCH + k * 3_600_000, folder / "images"
+        )
         dump |= sequences
         parts["val" if k % VALIDATION_EVERY == 1 else "train"] += range(first, first + len(path.seconds))
         n_images += sum(len(s["views"]) for s in sequences.values())
@@ -71,7 +73,7 @@ def _panoramas(
     for direction, left in DIRECTIONS.items():
         turn = _about_y(left + offset)
         cameras = [Camera(pixels, pixels, focal, (focal - 0.5, focal - 0.5), p, r @ turn.T) for p, r in views.poses]
-        made = {view: body for view, body in views.take(cameras, direction, "perspective_from_pano")}
+        made = dict(views.take(cameras, direction, "perspective_from_pano"))
         sequences[f"{name}_{direction}"] = {"views": made, "cameras": {"perspective_from_pano": model}}
     return sequences
 
@@ -83,10 +85,16 @@ def _perspectives(
     width, height = pixels, pixels * 3 // 4
     focal = float(round(pixels * rng.uniform(0.6, 0.9), 2))
     identity = f"v2, made, city, {width}, {height}, perspective, {focal / pixels:.4f}"
-    model = {"id": identity, "model": "PINHOLE", "width": width, "height": height, "params": [focal, focal, width / 2, height / 2]}
+    model = {
+        "id": identity,
+        "model": "PINHOLE",
+        "width": width,
+        "height": height,
+        "params": [focal, focal, width / 2, height / 2],
+    }
     views = _Views(rng, scene, path, float(rng.uniform(1.5, 1.8)), first, start, images)
     cameras = [Camera(width, height, focal, (width / 2 - 0.5, height / 2 - 0.5), p, r) for p, r in views.poses]
-    made = {view: body for view, body in views.take(cameras, "undistorted", identity)}
+    made = dict(views.take(cameras, "undistorted", identity))
     return {name: {"views": made, "cameras": {identity: model}}}
 
 
@@ -109,7 +117,7 @@ class _Views:
         self.times = start + np.round(1000 * path.seconds).astype(np.int64)
         self.light, self.chunk = recording.light_of_day(rng), int(rng.integers(10**9, 10**10))
 
-    def take(self, cameras: list[Camera], suffix: str, camera: str) -> "list[tuple[str, dict[str, Any]]]":
+    def take(self, cameras: list[Camera], suffix: str, camera: str) -> list[tuple[str, dict[str, Any]]]:
         """Take the images; returns the names of the views and their entries."""
         views = []
         for i, shot in enumerate(cameras):

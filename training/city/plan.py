@@ -1,11 +1,12 @@
 """A city that a seed invents: streets, blocks of many kinds, and what stands along the streets, as an OpenStreetMap drawing.
 
-Idea. Streets are the lines of a grid with uneven spacing whose crossings are shaken; each block is a convex quadrilateral, drawn
-back from its streets, and filled as its kind says (`blocks.py`). At last everything is bent by a smooth field and turned,
+Idea. Streets are the lines of a grid with uneven spacing whose crossings are shaken; each block is a convex quadrilateral,
+drawn back from its streets, and filled as its kind says (`blocks.py`). At last everything is bent by a smooth field and turned,
 so that streets curve and no two cities have the same directions. Tags are those that the classes of maps are made of.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def draw_city(rng: np.random.Generator, n_blocks: int) -> Sketch:
     for (axis, i, j), kind in kinds.items():
         ends = crossings[i, j], crossings[(i + 1, j) if axis == 0 else (i, j + 1)]
         _street(rng, sketch, STREETS[kind], *ends)
-    river = int(rng.integers(2, n - 2)) if rng.random() < 0.4 else -1
+    river = int(rng.integers(2, n - 2)) if n > 5 and rng.random() < 0.4 else -1
     fillers = blocks.deck(rng, n * n)
     for i in range(n):
         for j in range(n):
@@ -84,7 +85,7 @@ def _crossings(rng: np.random.Generator, n: int) -> Doubles:
 
 
 def _kinds(rng: np.random.Generator, n: int) -> dict[tuple[int, int, int], str]:
-    """The kind of each piece of street: (axis, i, j) begins at crossing (i, j) and leads along the axis. None beyond the rim."""
+    """The kind of each piece of street: (axis, i, j) begins at crossing (i, j) and leads along the axis."""
     kinds = {}
     for axis in (0, 1):
         avenue = int(rng.integers(2, n - 1))
@@ -157,7 +158,7 @@ def _row(
     start: Doubles,
     end: Doubles,
     span: tuple[float, float, float],
-    asides: "list[float] | tuple[float, ...]",
+    asides: Sequence[float],
     **tags: str,
 ) -> None:
     """Nodes along a street, from `span[0]` to `span[1]` metres with a step of `span[2]`, that far to the left."""

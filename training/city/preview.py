@@ -70,7 +70,9 @@ def _map(raster: RasterMap, place: Doubles, yaw: float, depth: NDArray[np.float3
     ahead, right = np.array([s, c]), np.array([c, -s])
     slopes = (np.arange(PIXELS) - (PIXELS - 1) / 2) / FOCAL
     for slope in slopes[[0, -1]]:
-        cv2.line(panel, at(place), at(place + 55 * (ahead + slope * right) / np.hypot(1, slope)), (255, 255, 255), 2, cv2.LINE_AA)
+        cv2.line(
+            panel, at(place), at(place + 55 * (ahead + slope * right) / np.hypot(1, slope)), (255, 255, 255), 2, cv2.LINE_AA
+        )
     for slope, z, hue in zip(slopes, depth, _hues(PIXELS)):
         if z < FARTHEST:
             u, v = at(place + float(z) * (ahead + slope * right))

@@ -1,10 +1,10 @@
 """Images of a made city: upright walls, flat ground and billboards, seen by a pinhole camera, with exact depth.
 
-Idea. In a frame that shares the camera's position and heading but stands upright, a pixel's ray is (a, s): metres to the right and
-metres up for each metre forward. An upright wall is a line of the plan, so 1 / forward distance = p + q a along it, and
+Idea. In a frame that shares the camera's position and heading but stands upright, a pixel's ray is (a, s): metres to the right
+and metres up for each metre forward. An upright wall is a line of the plan, so 1 / forward distance = p + q a along it, and
 between two neighbouring ends of walls (an interval of a) the order of the walls does not change: sort once for each
-interval, then each pixel takes the first wall of its interval's list that its ray does not pass over. Roll and pitch only say which
-(a, s) a pixel has, so nothing is approximated, whatever the camera's attitude.
+interval, then each pixel takes the first wall of its interval's list that its ray does not pass over. Roll and pitch only say
+which (a, s) a pixel has, so nothing is approximated, whatever the camera's attitude.
 
 Walls must not cross each other (`scene.py` splits them where they do). Walls of buildings are seen from outside alone.
 
@@ -126,10 +126,10 @@ class Visible:
     """The walls in view, in the upright frame."""
 
     index: NDArray[np.int64]  # (V,) numbers of the world's walls
-    p: Floats  # 1 / forward distance = p + q a
-    q: Floats
-    low: Floats  # the a of their ends
-    high: Floats
+    p: Doubles  # 1 / forward distance = p + q a
+    q: Doubles
+    low: Doubles  # the a of their ends
+    high: Doubles
 
 
 def render(world: World, camera: Camera, light: Light | None = None, seed: int = 0) -> tuple[NDArray[np.uint8], Floats]:
@@ -176,13 +176,18 @@ def rays_of(camera: Camera) -> Rays:
     ahead3 = camera.rotation[:, 2]
     ahead = ahead3[:2] / np.hypot(*ahead3[:2])
     right = np.array([ahead[1], -ahead[0]])
-    upright = np.array([[*right, 0.0], [0.0, 0.0, 1.0], [*ahead, 0.0]]) @ camera.rotation
+    upright = _upright(right, ahead) @ camera.rotation
     x = (np.arange(camera.width) - camera.centre[0]) / camera.focal
     y = ((np.arange(camera.height) - camera.centre[1]) / camera.focal)[:, None]
     r, u, f = (((row[0] * x).astype(np.float32) + (row[1] * y + row[2]).astype(np.float32)).ravel() for row in upright)
     if f.min() <= 0.02:
         raise ValueError("camera: expected every ray to lead forward; its field of view or its tilt is too large")
     return Rays(r / f, u / f, f, right, ahead)
+
+
+def _upright(right: Doubles, ahead: Doubles) -> Doubles:
+    """World to the upright frame: right, up, forward."""
+    return np.array([[*right, 0.0], [0.0, 0.0, 1.0], [*ahead, 0.0]])
 
 
 def first_hits(world: World, camera: Camera, rays: Rays) -> tuple[NDArray[np.int64], Floats]:
@@ -196,14 +201,16 @@ def first_hits(world: World, camera: Camera, rays: Rays) -> tuple[NDArray[np.int
         return wall, inverse
     interval = _interval(rays.a, events)
     n_layers = order.shape[1]
-    table_p, table_q = np.append(visible.p, 0)[order].ravel(), np.append(visible.q, 0)[order].ravel()
-    table_rise = np.append(world.top[visible.index] - eye, 0)[order].ravel()
+    slope = np.append(visible.q, 0)[order]
+    first = np.append(visible.p, 0)[order] + slope * events[:-1, None]  # where the interval begins: nothing cancels in 32 bits
+    at_first, slope = first.astype(np.float32).ravel(), slope.astype(np.float32).ravel()
+    rise = np.append(world.top[visible.index] - eye, 0)[order].astype(np.float32).ravel()
     rest = np.arange(rays.a.size)
-    a, s, ground, cell = rays.a, rays.s, inverse, interval * n_layers
+    a, s, ground, cell = rays.a - events.astype(np.float32)[interval], rays.s, inverse, interval * n_layers
     for _ in range(n_layers):
-        here = table_p[cell] + table_q[cell] * a
+        here = at_first[cell] + slope[cell] * a
         going = here > ground  # else ground or sky comes first, and so it does for farther walls
-        hit = going & (s < table_rise[cell] * here)
+        hit = going & (s < rise[cell] * here)
         met = rest[hit]
         inverse[met] = here[hit]
         wall[met] = visible.index[order.ravel()[cell[hit]]]
@@ -233,17 +240,17 @@ def walls_in_view(world: World, camera: Camera, rays: Rays) -> Visible:
     low, high = ends.min(0), ends.max(0)
     seen = (high > float(rays.a.min())) & (low < float(rays.a.max())) & (high > low)
     q, p = (normal[seen] / offset[seen, None]).T
-    return Visible(index[seen], *(x.astype(np.float32) for x in (p, q, low[seen], high[seen])))
+    return Visible(index[seen], p, q, low[seen], high[seen])
 
 
-def order_of_walls(world: World, visible: Visible, eye: np.float32, rays: Rays) -> tuple[Floats, NDArray[np.int64]]:
+def order_of_walls(world: World, visible: Visible, eye: np.float32, rays: Rays) -> tuple[Doubles, NDArray[np.int64]]:
     """For each interval of a between ends of walls, the walls that can be seen in it, nearest first.
 
     Returns:
         events: (I + 1,) the limits of the intervals.
         order: (I, L) positions in `visible`; V where there is none.
     """
-    low, high = rays.a.min(), rays.a.max()
+    low, high = float(rays.a.min()), float(rays.a.max())
     inner = np.concatenate([visible.low, visible.high])
     events = np.unique(np.concatenate([inner[(inner > low) & (inner < high)], [low, high]]))
     middle = (events[1:] + events[:-1]) / 2
@@ -265,7 +272,7 @@ def order_of_walls(world: World, visible: Visible, eye: np.float32, rays: Rays) 
     return events, np.take_along_axis(order, np.argsort(gone, axis=1, kind="stable"), 1)[:, : n_layers + 1]
 
 
-def _interval(a: Floats, events: Floats) -> NDArray[np.int64]:
+def _interval(a: Floats, events: Doubles) -> NDArray[np.int64]:
     """Number of the interval that each a lies in: by a table of fine bins, and by a search where a bin has an event."""
     n_bins = 4096
     scale = np.float32(n_bins / (events[-1] - events[0]))
@@ -274,7 +281,7 @@ def _interval(a: Floats, events: Floats) -> NDArray[np.int64]:
     has_event = np.zeros(n_bins + 2, bool)
     for shift in (-1, 0, 1):  # rounding
         has_event[np.clip(bins + shift, 0, n_bins + 1)] = True
-    where = ((a - events[0]) * scale).astype(np.int64)
+    where = ((a - np.float32(events[0])) * scale).astype(np.int64)
     interval = table[where]
     unsure = np.flatnonzero(has_event[where])
     interval[unsure] = np.searchsorted(events, a[unsure], side="right") - 1
@@ -312,35 +319,44 @@ def _walls(
 
 
 def _billboards(world: World, camera: Camera, rays: Rays, colours: Floats, inverse: Floats, light: Light) -> None:
-    """Draw trees, lamps and the like into the image and its inverse distances, farthest first."""
+    """Draw trees, lamps and the like into the image (3, P) and its inverse distances (H, W), nearest first."""
     relative = world.spots - camera.position[:2]
     distance, aside = relative @ rays.ahead, relative @ rays.right
     width, height = world.spot_size.T
     keep = (distance > 0.7) & (distance < FAR) & (height * camera.focal > 4 * distance)
-    keep &= np.abs(aside) - width < distance * np.abs(rays.a).max()
-    chosen = np.flatnonzero(keep)
-    shape = inverse.shape
-    upright = np.array([[*rays.right, 0.0], [0.0, 0.0, 1.0], [*rays.ahead, 0.0]]) @ camera.rotation
-    planes = rays.a.reshape(shape), rays.s.reshape(shape)
-    for i in chosen[np.argsort(-distance[chosen])]:
-        left, bottom = (aside[i] - width[i] / 2) / distance[i], -camera.position[2] / distance[i]
-        right, top = left + width[i] / distance[i], bottom + height[i] / distance[i]
-        corners = np.array([[x, y, 1.0] for x in (left, right) for y in (bottom, top)]) @ upright
-        u = camera.focal * corners[:, 0] / corners[:, 2] + camera.centre[0]
-        v = camera.focal * corners[:, 1] / corners[:, 2] + camera.centre[1]
-        rows = slice(max(0, int(np.floor(v.min()))), min(shape[0], int(np.ceil(v.max())) + 1))
-        columns = slice(max(0, int(np.floor(u.min()))), min(shape[1], int(np.ceil(u.max())) + 1))
-        if rows.start >= rows.stop or columns.start >= columns.stop:
+    chosen = np.flatnonzero(keep & (np.abs(aside) - width < distance * np.abs(rays.a).max()))
+    chosen = chosen[np.argsort(distance[chosen])]
+    d = distance[chosen]
+    left, bottom = (aside[chosen] - width[chosen] / 2) / d, -camera.position[2] / d
+    right, top = left + width[chosen] / d, bottom + height[chosen] / d
+    low, high = _extents(camera, rays, np.stack([left, right]), np.stack([bottom, top]))
+    a_plane, s_plane = rays.a.reshape(inverse.shape), rays.s.reshape(inverse.shape)
+    texels = np.zeros(inverse.shape, np.uint32)
+    for k in np.flatnonzero((low < high).all(1)):
+        window = slice(low[k, 1], high[k, 1]), slice(low[k, 0], high[k, 0])
+        free = inverse[window] < 1 / d[k]
+        if not free.any():
             continue
-        a, s = planes[0][rows, columns], planes[1][rows, columns]
-        across, down = (a - np.float32(left)) / np.float32(right - left), (np.float32(top) - s) / np.float32(top - bottom)
-        inside = (across >= 0) & (across < 1) & (down >= 0) & (down < 1) & (inverse[rows, columns] < 1 / distance[i])
-        row, column = np.nonzero(inside)
-        texel = world.sprites[world.spot_sprite[i]].look_up(across[inside], down[inside], camera.focal * height[i] / distance[i])
-        drawn = np.flatnonzero(texel)
-        place = (row[drawn] + rows.start) * shape[1] + column[drawn] + columns.start
-        inverse.ravel()[place] = 1 / distance[i]
-        colours[:, place] = _hazy(unpacked(texel[drawn]), np.float32(1 / distance[i]), light)
+        across = (a_plane[window] - np.float32(left[k])) * np.float32(1 / (right[k] - left[k]))
+        down = (np.float32(top[k]) - s_plane[window]) * np.float32(1 / (top[k] - bottom[k]))
+        free &= (across >= 0) & (across < 1) & (down >= 0) & (down < 1)
+        i = chosen[k]
+        texel = world.sprites[world.spot_sprite[i]].look_up(across[free], down[free], camera.focal * height[i] / d[k])
+        free[free] = texel != 0
+        texels[window][free] = texel[texel != 0]
+        inverse[window][free] = 1 / d[k]
+    drawn = np.flatnonzero(texels)
+    colours[:, drawn] = _hazy(unpacked(texels.ravel()[drawn]), inverse.ravel()[drawn], light)
+
+
+def _extents(camera: Camera, rays: Rays, a: Doubles, s: Doubles) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Windows of pixels (column, row) that hold upright rectangles between a (2, B) and s (2, B): (B, 2) from and to."""
+    corners = np.stack([np.stack([x, y, np.ones_like(x)], -1) for x in a for y in s])
+    seen = corners @ (_upright(rays.right, rays.ahead) @ camera.rotation)
+    places = camera.focal * seen[..., :2] / seen[..., 2:] + np.array(camera.centre)
+    size = np.array([camera.width, camera.height])
+    low = np.clip(np.floor(places.min(0)), 0, size).astype(np.int64)
+    return low, np.clip(np.ceil(places.max(0)) + 1, 0, size).astype(np.int64)
 
 
 _GRAIN = np.random.default_rng(0).standard_normal(1 << 19).astype(np.float32)

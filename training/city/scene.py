@@ -6,6 +6,7 @@ signals and signs there) it is moved to the roadside, and what lies in a buildin
 """
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from city.ground import KINDS, PIXELS_PER_METRE, Canvas, nearest, paint, segment
 from city.render import Surroundings, World
 from city.sprites import SPRITES, TREES, sprites
 from city.textures import BARRIERS, N_FACADES, Pyramid, TexturedWalls, facade_atlas, ground_colours, ground_detail
-from mdps.maps import Area, Box, Elements, Line, OsmData, Projection, osm_elements
+from mdps.maps import Box, Elements, Line, OsmData, Projection, osm_elements
 
 Doubles = NDArray[np.float64]
 
@@ -98,7 +99,9 @@ def _heights(osm: OsmData, projection: Projection) -> dict[tuple[int, int], floa
     """Heights that the file states, by the middle of the building's ring in decimetres."""
     tagged = [(way.nodes, way.tags) for way in osm.ways.values()]
     for relation in osm.relations.values():
-        tagged += [(osm.ways[m.number].nodes, relation.tags) for m in relation.members if m.role == "outer" and m.number in osm.ways]
+        tagged += [
+            (osm.ways[m.number].nodes, relation.tags) for m in relation.members if m.role == "outer" and m.number in osm.ways
+        ]
     heights = {}
     for numbers, tags in tagged:
         nodes = [osm.nodes[n][:2] for n in numbers[:-1] if n in osm.nodes]
@@ -147,9 +150,7 @@ def _barriers(rng: np.random.Generator, walls: _Walls, elements: Elements) -> No
             walls.add(points, height, N_FACADES + BARRIERS.index(group), rng.uniform(0.85, 1.1) * np.ones(3), False)
 
 
-def _spots(
-    rng: np.random.Generator, elements: Elements, canvas: Canvas, walls: _Walls
-) -> tuple[Doubles, list[str]]:
+def _spots(rng: np.random.Generator, elements: Elements, canvas: Canvas, walls: _Walls) -> tuple[Doubles, list[str]]:
     """Where billboards stand, and their kinds."""
     places = [point.position for point in elements.points if point.group in SPRITES]
     kinds = [point.group for point in elements.points if point.group in SPRITES]
@@ -210,7 +211,12 @@ def _tree_shadows(canvas: Canvas, colours: NDArray[np.uint8], places: Doubles, i
 
 
 def _world(
-    rng: np.random.Generator, walls: _Walls, ground: Pyramid, places: Doubles, picture: NDArray[np.int64], sizes: NDArray[np.float32],
+    rng: np.random.Generator,
+    walls: _Walls,
+    ground: Pyramid,
+    places: Doubles,
+    picture: NDArray[np.int64],
+    sizes: NDArray[np.float32],
     pictures: tuple,
 ) -> World:
     start, end = np.array(walls.start).reshape(-1, 2), np.array(walls.end).reshape(-1, 2)
@@ -253,6 +259,6 @@ def split_crossings(start: Doubles, end: Doubles) -> tuple[NDArray[np.int64], Do
         inner = (t > 1e-6) & (t < 1 - 1e-6) & (t_other > 1e-6) & (t_other < 1 - 1e-6)
         for i, j in zip(*np.nonzero(inner)):
             cuts[m[i]].append(float(t[i, j]))
-    pieces = [(i, p, q) for i, c in enumerate(cuts) for c in (sorted(set(c)),) for p, q in zip(c, c[1:])]
+    pieces = [(i, p, q) for i, c in enumerate(cuts) for p, q in pairwise(sorted(set(c)))]
     owner, begin, stop = (np.array(x) for x in zip(*pieces)) if pieces else (np.empty(0), np.empty(0), np.empty(0))
     return owner.astype(np.int64), begin.astype(np.float64), stop.astype(np.float64)

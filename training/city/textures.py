@@ -55,7 +55,10 @@ class Pyramid:
         level = _log2(footprint * np.float32(1 / self.size))
         near = np.flatnonzero(level < 0)
         level = np.minimum(np.maximum(level, 0), len(self.starts) - 1)
-        column, row = (x - np.float32(self.west)) * np.float32(1 / self.size), (np.float32(self.north) - y) * np.float32(1 / self.size)
+        column, row = (
+            (x - np.float32(self.west)) * np.float32(1 / self.size),
+            (np.float32(self.north) - y) * np.float32(1 / self.size),
+        )
         width = self.widths[level]
         i = np.minimum(np.maximum(column.astype(np.int32) >> level, 0), width - 1)
         j = np.minimum(np.maximum(row.astype(np.int32) >> level, 0), self.heights[level] - 1)
@@ -148,15 +151,16 @@ def _halved(image: Bytes, n_levels: int) -> list[Bytes]:
 
 
 def packed(image: Bytes) -> NDArray[np.uint32]:
-    four = np.zeros((*image.shape[:2], 4), np.uint8)
-    four[..., :3] = image[..., :3]
-    return four.view(np.uint32).ravel()
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2RGBA)).view(np.uint32).ravel()
 
 
 def unpacked(texels: NDArray[np.uint32]) -> Floats:
     """Planes (3, P) of red, green and blue."""
+    planes = np.empty((3, len(texels)), np.float32)
     mask = np.uint32(255)
-    return np.stack([texels & mask, (texels >> np.uint32(8)) & mask, (texels >> np.uint32(16)) & mask]).astype(np.float32)
+    for k, plane in enumerate(planes):
+        plane[:] = (texels >> np.uint32(8 * k)) & mask
+    return planes
 
 
 def _log2(x: Floats) -> NDArray[np.int32]:
@@ -212,9 +216,7 @@ def _facade(rng: np.random.Generator, plaster: Colour) -> Bytes:
     return _noisy(rng, image, 4, 5)
 
 
-def _window(
-    rng: np.random.Generator, image: Floats, x: float, y: float, width: float, height: float, trim: Colour
-) -> None:
+def _window(rng: np.random.Generator, image: Floats, x: float, y: float, width: float, height: float, trim: Colour) -> None:
     glass = rng.choice(np.array([[52, 62, 78], [70, 84, 104], [40, 44, 52], [128, 146, 168], [178, 170, 150]]))
     _rectangle(image, x - 0.12, y - 0.12, width + 0.24, height + 0.24, trim)
     _rectangle(image, x, y, width, height, tuple(glass))
@@ -275,18 +277,19 @@ GROUND: dict[str, tuple[Colour, float]] = {
 def ground_colours(rng: np.random.Generator, kinds: Bytes) -> Bytes:
     """Colours (H, W, 3) of a raster of kinds: value = place in GROUND."""
     height, width = kinds.shape
-    palette = np.array([colour for colour, _ in GROUND.values()], np.int16)
-    spread = np.array([spread for _, spread in GROUND.values()], np.int16)
-    tile = rng.normal(0, 16, (512, 512)) * 0.6
+    noise = rng.normal(0, 16, (512, 512)) * 0.6
     for cell in (8, 32):
-        tile += cv2.resize(rng.normal(0, 16, (512 // cell, 512 // cell)), (512, 512), interpolation=cv2.INTER_CUBIC) * 0.7
-    tile = np.clip(tile, -48, 48).astype(np.int16)
+        noise += cv2.resize(rng.normal(0, 16, (512 // cell, 512 // cell)), (512, 512), interpolation=cv2.INTER_CUBIC) * 0.7
+    noise = np.clip(noise + 48, 0, 96).astype(np.int16)
+    change = (np.arange(97) - 48)[:, None] / 16
+    shades = np.stack(
+        [np.clip(np.array(colour) + change * spread, 0, 255).astype(np.uint8) for colour, spread in GROUND.values()]
+    )
     image = np.empty((height, width, 3), np.uint8)
-    for top in range(0, height, 512):  # in strips: the intermediate values are large
-        rows = kinds[top : top + 512]
-        noise = np.tile(tile, (1, -(-width // 512)))[: len(rows), :width]
-        change = (noise * spread[rows]) >> 4
-        image[top : top + 512] = np.clip(palette[rows] + change[..., None], 0, 255)
+    for top in range(0, height, 512):
+        for left in range(0, width, 512):
+            part = kinds[top : top + 512, left : left + 512]
+            image[top : top + 512, left : left + 512] = shades[part, noise[: part.shape[0], : part.shape[1]]]
     return image
 
 
@@ -295,4 +298,3 @@ def ground_detail(rng: np.random.Generator) -> Floats:
     noise = rng.normal(0, 1, (256, 256)).astype(np.float32)
     noise = 0.5 * noise + 0.5 * np.asarray(cv2.GaussianBlur(np.tile(noise, (3, 3)), (0, 0), 1.5))[256:512, 256:512] * 4
     return np.clip(1 + 0.09 * noise, 0.7, 1.3).astype(np.float32)
-

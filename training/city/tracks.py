@@ -1,22 +1,29 @@
 """Drives along the streets of a city.
 
 Idea. Roads that share a point (to the centimetre) are a graph of crossings and the ways between them. A drive walks it at
-random, prefers straight on, turns round at dead ends alone, keeps to the right of the middle, and cuts corners a little as cars do.
-Pieces of road that a building covers (passages, or a map that is off) are not driven on.
+random, prefers straight on, turns round at dead ends alone, keeps to the right of the middle, and cuts corners a little as cars
+do. Pieces of road that a building covers (passages, or a map that is off) are not driven on.
 """
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from city.ground import KINDS, Canvas, half_width
+from city.ground import KINDS, PIXELS_PER_METRE, Canvas, half_width
 from mdps.maps import Line
 
 Doubles = NDArray[np.float64]
 
 STREETS = ("primary", "secondary", "tertiary", "unclassified", "residential", "service", "trunk")
 """Values of `highway` that vehicles drive on, links included."""
+
+BORDER = 25.0
+"""Metres that drives keep from the border of the map, so that there is something to see."""
+
+CLEARANCE = 1.2
+"""Metres between the middle of a road and the nearest building, at least."""
 
 LANE = 0.45
 """How far right of the middle a vehicle keeps, as a share of half the width, and at most 2.2 m."""
@@ -59,7 +66,7 @@ class Network:
                 uses[key] = uses.get(key, 0) + (2 if k in (0, len(chain) - 1) else 1)
         for line, chain in zip(lines, keys):
             breaks = [k for k, key in enumerate(chain) if uses[key] > 1]
-            for first, last in zip(breaks, breaks[1:]):
+            for first, last in pairwise(breaks):
                 points = line.points[first : last + 1]
                 if _free(points, canvas):
                     ends = [numbers.setdefault(chain[k], len(numbers)) for k in (first, last)]
@@ -95,13 +102,13 @@ class Network:
 
 
 def _free(points: Doubles, canvas: Canvas) -> bool:
-    """Whether a piece of road lies inside of the raster and touches no building."""
+    """Whether a piece of road stays clear of the map's border and of buildings."""
     samples = _resampled(points, 0.5)
-    pixels = (samples - canvas.corner) * [1, -1]
-    size = np.array(canvas.image.shape[::-1]) / 5
-    if ((pixels < 1) | (pixels > size - 1)).any():
+    from_corner = (samples - canvas.corner) * [1, -1]
+    size = np.array(canvas.image.shape[::-1]) / PIXELS_PER_METRE
+    if ((from_corner < BORDER) | (from_corner > size - BORDER)).any():
         return False
-    around = [samples + 1.2 * np.array([np.cos(a), np.sin(a)]) for a in np.linspace(0, 2 * np.pi, 8, endpoint=False)]
+    around = [samples + CLEARANCE * np.array([np.cos(a), np.sin(a)]) for a in np.linspace(0, 2 * np.pi, 8, endpoint=False)]
     return not any((canvas.at(p) == KINDS["building"]).any() for p in [samples, *around])
 
 
