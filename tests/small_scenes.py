@@ -46,6 +46,8 @@ def small_map(projection=PROJECTION, side=SIDE, seed=0):
     n = round(side * 2)
     blocks = np.stack([random.integers(0, k, (n // 40 + 1,) * 2) for k in (8, 11, 34)]).astype(np.uint8)
     classes = np.ascontiguousarray(blocks.repeat(40, 1).repeat(40, 2)[:, :n, :n])
+    classes[1, :, np.arange(n) % 40 > 3] = 0  # ways are narrow, nodes are points
+    classes[2, random.uniform(size=(n, n)) > 0.002] = 0
     return RasterMap(classes, 2.0, Box(-side / 2, -side / 2, side / 2, side / 2), projection)
 
 
@@ -78,7 +80,7 @@ def mapillary_camera(name, width, height, f):
     return {"id": name, "model": "PINHOLE", "width": width, "height": height, "params": [f, f, width / 2, height / 2]}
 
 
-def make_mapillary(root, scene="berlin", n=24, *, offset=17.25, with_map=True, n_flat=12, start=SECOND):
+def make_mapillary(root, scene="berlin", n=24, *, offset=17.25, with_map=True, n_flat=12, start=SECOND, seed=0):
     """A scene with a panorama sequence of n images (four views each) and an undistorted sequence; returns its dump."""
     folder = Path(root) / scene
     (folder / "images").mkdir(parents=True)
@@ -101,7 +103,7 @@ def make_mapillary(root, scene="berlin", n=24, *, offset=17.25, with_map=True, n
     dump["seqB"] = {"views": views, "cameras": {"flat": mapillary_camera("flat", 80, 60, 50.0)}}
     write(folder / "dump.json", dump)
     if with_map:
-        small_map().save(folder / "map.npz")
+        small_map(seed=seed).save(folder / "map.npz")
     ids = [*range(1000, 1000 + n), *range(2000, 2000 + n_flat)]
     write(Path(root) / "splits_MGL_13loc.json", {"train": {scene: ids[: n - 6]}, "val": {scene: ids[n - 6 :]}})
     return dump
@@ -114,7 +116,7 @@ KITTI_CAMERA = (124, 38, 72.0, 72.0, 61.5, 18.0)
 
 
 def make_kitti(root, n=24, *, drives=(9, 11), with_map=True, first=48):
-    """Drives of n images from frame `first` on, 1 m apart; the camera looks ahead, level in the car; all roads start at (0, 0)."""
+    """Drives of n images from frame `first` on, 1 m apart; the camera looks ahead, and its picture is that of a level car."""
     day = Path(root) / DAY
     day.mkdir(parents=True)
     projection = Projection(49.0, 8.4)
@@ -164,7 +166,8 @@ def write_calibration(day):
 
 
 def save(path, rgb):
-    assert cv2.imwrite(str(path), rgb[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
+    options = [cv2.IMWRITE_JPEG_QUALITY, 95] if path.suffix == ".jpg" else []
+    assert cv2.imwrite(str(path), rgb[:, :, ::-1], options)
 
 
 def write(path, content):

@@ -89,7 +89,10 @@ BAD_VIEWS = {
     "camera is a list": (lambda d: view(d).update(camera_id=[1]), "camera_id: no such camera"),
     "no position": (lambda d: view(d).pop("t_c2w"), "t_c2w: expected 3 numbers, got null"),
     "NaN": (lambda d: view(d).update(t_c2w=[math.nan, 0, 0]), "t_c2w: expected a finite number, got nan"),
-    "infinite": (lambda d: view(d).update(roll_pitch_yaw=[0, 0, math.inf]), "roll_pitch_yaw: expected a finite number, got inf"),
+    "infinite": (
+        lambda d: view(d).update(roll_pitch_yaw=[0, 0, math.inf]),
+        "roll_pitch_yaw: expected a finite number, got inf",
+    ),
     "huge": (lambda d: view(d).update(t_c2w=[10**400, 0, 0]), "t_c2w: expected a finite number, got inf"),
     "text": (lambda d: view(d).update(t_c2w=["1", 0, 0]), "t_c2w: expected a number, got '1'"),
     "two numbers": (lambda d: view(d).update(t_c2w=[1, 2]), "t_c2w: expected 3 numbers, got a list of 2"),

@@ -1,8 +1,11 @@
 """Data sets for localization, in the formats in which they are distributed: Mapillary (MGL) and KITTI.
 
 `mapillary.read_scene` and `kitti.read_drives` read folders to scenes; `sequences` cuts and deals them; `SequenceDataset` makes
-tensors of them. `python -m mdps.datasets check PATH` says what is there, `show` draws a sequence.
+tensors of them; `MapillaryDataModule` and `KittiDataModule` do all of it, for training. `python -m mdps.datasets check PATH`
+says what is there, `show` draws a sequence.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from . import kitti as kitti
 from . import mapillary as mapillary
@@ -19,3 +22,16 @@ from .scene import Track as Track
 from .scene import fingerprint as fingerprint
 from .sequences import Run as Run
 from .sequences import Splits as Splits
+
+if TYPE_CHECKING:
+    from .modules import KittiDataModule as KittiDataModule
+    from .modules import MapillaryDataModule as MapillaryDataModule
+
+
+def __getattr__(name: str) -> Any:
+    """The data modules come when they are asked for: they import Lightning, which takes seconds."""
+    if name in ("KittiDataModule", "MapillaryDataModule"):
+        from . import modules
+
+        return getattr(modules, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..maps import Box, Projection
+from ..maps import Box, Projection, RasterMap
 from .camera import Array, Camera, heading_of, roll_pitch_yaw
 from .errors import DataError
 from .reading import load_map, read_text
@@ -72,13 +72,16 @@ def is_root(root: str | Path) -> bool:
     return any((root / name).exists() for name in SPLIT_FILES.values()) or any(_DATE.fullmatch(p.name) for p in root.iterdir())
 
 
-def read_drives(root: str | Path, split: str | Path | None = None, *, with_map: bool = True) -> Scene:
+def read_drives(
+    root: str | Path, split: str | Path | None = None, *, with_map: bool = True, raster: RasterMap | None = None
+) -> Scene:
     """Read drives as one scene, "kitti", with one track for each drive.
 
     Args:
         root: the folder of the days.
         split: a file of frames; None: every image of every drive.
         with_map: whether to load the map. Without one, the origin of the map's frame is the middle of all drives.
+        raster: the map, where it is loaded already.
 
     Raises:
         DataError: no such folder, or the split file cannot be read at all.
@@ -88,7 +91,8 @@ def read_drives(root: str | Path, split: str | Path | None = None, *, with_map: 
         raise DataError(f"{root}: no such folder")
     problems = Problems()
     listed = read_split(split, problems) if split is not None else _all_frames(root)
-    raster = load_map(root, problems) if with_map else None
+    if raster is None and with_map:
+        raster = load_map(root, problems)
     projection = raster.projection if raster else None
     if projection is None and listed:
         area = map_area(root)
@@ -254,17 +258,21 @@ def _times(folder: Path, problems: Problems) -> list[float]:
         if not path.exists():
             continue
         try:
-            lines = [_TIME.fullmatch(line.strip()) for line in read_text(path).splitlines() if line.strip()]
-        except DataError as error:
-            problems.add("times that cannot be read: 0.1 s between frames", str(error))
+            return [_seconds(line) for line in read_text(path).splitlines() if line.strip()]
+        except ValueError as error:
+            problems.add("times that cannot be read: 0.1 s between frames", f"{path}: {error}")
             return []
-        if None in lines:
-            problems.add("times that cannot be read: 0.1 s between frames", str(path))
-            return []
-        parts = [m.groups() for m in lines if m is not None]
-        return [timegm((int(y), int(mo), int(d), int(h), int(mi), 0)) + float(s) for y, mo, d, h, mi, s in parts]
     problems.add("no file of times: 0.1 s between frames", folder.name)
     return []
+
+
+def _seconds(line: str) -> float:
+    """Take a time apart, as in 2011-09-26 13:08:24.967930880; ValueError if it is none."""
+    found = _TIME.fullmatch(line.strip())
+    if found is None:
+        raise ValueError(f"expected a date and a time, got {line.strip()[:30]!r}")
+    year, month, day, hour, minute = map(int, found.groups()[:5])
+    return timegm((year, month, day, hour, minute, 0)) + float(found[6])
 
 
 def _oxts(path: Path) -> list[float]:
@@ -307,7 +315,7 @@ def _listed(words: list[str]) -> Listed:
     if len(words) == 1:
         return Listed(date, drive, int(frame[1]), None)
     along, left, turn = (float(word) for word in words[1:])
-    if not max(abs(along), abs(left), abs(turn)) <= 1:
+    if not all(abs(value) <= 1 for value in (along, left, turn)):
         raise ValueError
     return Listed(date, drive, int(frame[1]), (along, left, turn))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import maps
 from ..maps import RasterMap
+from ..maps.tiles_pickle import read_tiles_pickle
 from .camera import Camera
 from .errors import DataError, opencv
 from .scene import Problems
@@ -130,7 +130,7 @@ def load_map(folder: Path, problems: Problems) -> RasterMap | None:
         if not path.exists():
             continue
         try:
-            return maps.read_tiles_pickle(path) if name.endswith(".pkl") else RasterMap.load(path)
+            return read_tiles_pickle(path) if name.endswith(".pkl") else RasterMap.load(path)
         except (ValueError, OSError) as error:
             problems.add("map that cannot be read", str(error))
             return None

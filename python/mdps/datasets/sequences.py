@@ -105,8 +105,10 @@ def deal(items: Sequence[Run], shares: Sequence[float], seed: int) -> list[list[
         raise ValueError(f"shares: expected numbers >= 0 with a sum of 1, got {tuple(shares)}")
     parts = _together(items)
     keys = sorted(parts, key=lambda key: hashlib.sha256(f"{seed} {key}".encode()).digest())
-    ends = [round(share * len(keys)) for share in np.cumsum([0.0, *shares])]
-    return [[item for key in keys[a:b] for item in parts[key]] for a, b in pairwise(ends)]
+    sizes = np.array([len(parts[key]) for key in keys])
+    middles = (np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1)  # where each group lies between 0 and 1
+    which = np.searchsorted(np.cumsum(shares)[:-1], middles, side="right")
+    return [[item for key, w in zip(keys, which) if w == k for item in parts[key]] for k in range(len(shares))]
 
 
 def split_long(scenes: Iterable[Scene], seed: int, length: int = LONG) -> Splits:

@@ -23,3 +23,5 @@ from .projection import Box as Box
 from .projection import Projection as Projection
 from .raster_map import RasterMap as RasterMap
 from .rasterise import rasterise as rasterise
+from .tiles_pickle import read_tiles_pickle as read_tiles_pickle
+from .tiles_pickle import write_tiles_pickle as write_tiles_pickle

@@ -109,9 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Draws OpenStreetMap data as a map of classes: a picture that GIS programs can place, and beside it, "
         "with the ending .npz, the map itself for mdps.maps.RasterMap.load.",
     )
-    raster.add_argument(
-        "--osm", required=True, metavar="FILE", help="XML (.osm), the API's .json, or .osm.pbf (needs pyosmium)"
-    )
+    raster.add_argument("--osm", required=True, metavar="FILE", help="XML (.osm), the API's JSON, or .osm.pbf (pyosmium)")
     raster.add_argument("--bbox", metavar="LAT,LON,LAT,LON", help="south-west, then north-east corner; default: the file's own")
     raster.add_argument("--out", required=True, metavar="FILE", help=".png (with world file and .prj) or .tif (needs rasterio)")
     raster.add_argument("--ppm", type=float, default=2.0, metavar="N", help="pixels a metre, default 2")

@@ -78,12 +78,10 @@ AREAS, WAYS, NODES = tuple(AREA_PATTERNS), tuple(WAY_PATTERNS), tuple(NODE_PATTE
 LABEL_KEYS: dict[str, tuple[str, ...]] = {
     "area": ("amenity", "landcover", "leisure", "shop", "highway", "tourism", "natural", "waterway", "landuse"),
     "way": ("highway", "barrier", "natural"),
-    "node": (
-        *("amenity", "natural", "highway", "barrier", "shop", "tourism"),
-        *("public_transport", "emergency", "man_made"),
-    ),
+    "node": ("amenity", "natural", "highway", "barrier", "shop", "tourism", "public_transport", "emergency", "man_made"),
 }
-"""The first of these keys that an element has gives its label. Areas look for `building` and `area:highway` before."""
+"""The first of these keys that an element has gives its label; areas look for `building` and `area:highway` before. An element
+with none of them, such as one that has only `name`, `note`, `source`, `entrance`, `phone` or `inscription`, is nothing."""
 
 KINDS: dict[str, tuple[dict[str, str], ...]] = {
     "area": (AREA_PATTERNS, WAY_PATTERNS, NODE_PATTERNS),
@@ -91,9 +89,6 @@ KINDS: dict[str, tuple[dict[str, str], ...]] = {
     "node": (NODE_PATTERNS, WAY_PATTERNS),
 }
 """Where an element of a kind looks for its label, in this order."""
-
-IGNORED_TAGS = frozenset({"source", "phone", "entrance", "inscription", "note", "name"})
-"""A node or area with no other tag than these is nothing."""
 
 AREA_KEYS = ("area", "building", "amenity", "indoor", "landuse", "landcover", "leisure", "public_transport", "shop")
 AREA_NATURAL = frozenset({"wood", "grassland", "water"})
@@ -124,10 +119,8 @@ def is_on_ground(tags: Tags) -> bool:
 
 def classify(kind: str, tags: Tags) -> tuple[str, str] | None:
     """Group and label of an element of a kind, "area", "way" or "node", by its tags; None where it is not drawn."""
-    if not is_on_ground(tags) or (kind != "way" and IGNORED_TAGS.issuperset(tags)):
-        return None
     label = _label(kind, tags)
-    if label is None:
+    if label is None or not is_on_ground(tags):
         return None
     for patterns in KINDS[kind]:
         for group, pattern in patterns.items():

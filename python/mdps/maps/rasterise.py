@@ -47,9 +47,9 @@ def rasterise(osm: OsmData | Elements, projection: Projection, box: Box, pixels_
         (3, 10, 20)
     """
     cv2 = opencv()
-    height, width = grid_size(box, pixels_per_metre)
     if pixels_per_metre > _MOST_PIXELS_PER_METRE:
         raise ValueError(f"pixels_per_metre: expected at most {_MOST_PIXELS_PER_METRE:.0f}, got {pixels_per_metre}")
+    height, width = grid_size(box, pixels_per_metre)
     elements = osm_elements(osm, projection) if isinstance(osm, OsmData) else osm
     raster = RasterMap(np.zeros((3, height, width), np.uint8), pixels_per_metre, box, projection)
     jobs = _jobs(elements, raster)

@@ -38,8 +38,8 @@ def read_tiles_pickle(path: str | os.PathLike[str]) -> RasterMap:
     """Read a tiles.pkl as one map, without executing anything in it. Tiles that are absent are void.
 
     Raises:
-        DataError: no such file, damaged, asks for anything but the three types that the format needs, other groups, or tiles that
-            do not fit; one line that names the file, and the tile.
+        DataError: no such file, damaged, asks for anything but the three types that the format needs, other groups, or tiles
+            that do not fit; one line that names the file, and the tile.
         ImportError: OpenCV is missing.
     """
     content = _unpickle(path)
