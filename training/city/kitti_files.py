@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from city import recording
 from city.render import Camera, Light
 from city.scene import Scene
-from mdps.maps import RasterMap
-from mdps.maps.tiles_pickle import write_tiles_pickle
+from mdps.maps import RasterMap, write_tiles_pickle
 
 Doubles = NDArray[np.float64]
 

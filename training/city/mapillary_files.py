@@ -15,8 +15,7 @@ from city import recording
 from city.render import Camera
 from city.scene import Scene
 from mdps.datasets.camera import camera_to_world, roll_pitch_yaw
-from mdps.maps import RasterMap
-from mdps.maps.tiles_pickle import write_tiles_pickle
+from mdps.maps import RasterMap, write_tiles_pickle
 
 Doubles = NDArray[np.float64]
 
@@ -109,7 +108,7 @@ class _Views:
         tilt = recording.TILT_NOISE * (0.7 * rng.normal(size=(1, 2)) + 0.7 * rng.normal(size=(n, 2)))
         yaw = 90 - np.degrees(path.headings) + 1.5 * recording.drifting(rng, (n, 1), 0.8)[:, 0]
         z = height + 0.02 * rng.normal(size=n)
-        self.poses = list(zip(np.column_stack([path.places, z]), camera_to_world(*tilt.T, yaw)))
+        self.poses = list(zip(np.column_stack([path.places, z]), camera_to_world(tilt[:, 0], tilt[:, 1], yaw)))
         gps = path.places + recording.GPS_NOISE * recording.drifting(rng, (n, 2), 0.95)
         self.gps = np.column_stack([scene.projection.to_degrees(gps), 30 + rng.normal(size=n)])
         self.degrees = scene.projection.to_degrees(path.places)

@@ -86,7 +86,7 @@ def _crossings(rng: np.random.Generator, n: int) -> Doubles:
 
 def _kinds(rng: np.random.Generator, n: int) -> dict[tuple[int, int, int], str]:
     """The kind of each piece of street: (axis, i, j) begins at crossing (i, j) and leads along the axis."""
-    kinds = {}
+    kinds: dict[tuple[int, int, int], str] = {}
     for axis in (0, 1):
         avenue = int(rng.integers(2, n - 1))
         for line in range(1, n):

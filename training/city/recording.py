@@ -79,7 +79,8 @@ def steady(rng: np.random.Generator, drive: Drive, n: int, step: float) -> Path3
     speed = np.clip(7 + np.cumsum(rng.normal(0, 0.25, n)), 2, 12)
     distance = np.concatenate([[0.0], np.cumsum(speed[:-1] * step)])
     distance = distance[distance < drive.length]
-    return Path3(*drive.at(distance), np.arange(len(distance)) * step)
+    places, headings = drive.at(distance)
+    return Path3(places, headings, step * np.arange(len(distance), dtype=np.float64))
 
 
 def drifting(rng: np.random.Generator, shape: tuple[int, int], memory: float) -> Doubles:

@@ -157,8 +157,9 @@ def render(world: World, camera: Camera, light: Light | None = None, seed: int =
         colours += np.float32(light.noise) * _grain(seed, colours.size).reshape(colours.shape)
     np.clip(colours, 0, 255, out=colours)
     with np.errstate(divide="ignore"):
-        depth = 1 / (inverse * rays.forward)
-    return cv2.merge(list(colours.astype(np.uint8).reshape(3, *shape))), depth.reshape(shape)
+        depth = np.float32(1) / (inverse * rays.forward)
+    image = np.asarray(cv2.merge(list(colours.astype(np.uint8).reshape(3, *shape))), np.uint8)
+    return image, depth.reshape(shape)
 
 
 def _hazy(colours: Floats, inverse: Floats, light: Light) -> Floats:

@@ -156,7 +156,7 @@ TREES = ("tree", "conifer")
 N_TREES = 4
 """Trees have as many pictures for each kind."""
 
-TEXELS = 128
+TEXELS, TREE_TEXELS = 128, 256
 """Rows of a picture at its finest."""
 
 
@@ -165,12 +165,14 @@ def sprites(rng: np.random.Generator) -> tuple[tuple[Sprite, ...], dict[str, lis
     pictures: list[Sprite] = []
     of_kind: dict[str, list[int]] = {}
     for kind, (width, height, draw) in SPRITES.items():
-        for _ in range(N_TREES if kind in TREES else 1):
-            columns = max(8, round(TEXELS * width / height))
-            image = np.zeros((TEXELS, columns, 4), np.uint8)
+        is_tree = kind in TREES
+        rows = TREE_TEXELS if is_tree else TEXELS
+        for _ in range(N_TREES if is_tree else 1):
+            columns = max(8, round(rows * width / height))
+            image = np.zeros((rows, columns, 4), np.uint8)
             draw(rng, image)
             covered = image[..., 3] > 0
-            grain = rng.normal(0, 7, (TEXELS, columns, 1))
+            grain = rng.normal(0, 7, (rows, columns, 1))
             image[..., :3] = np.where(covered[..., None], np.clip(image[..., :3] + grain, 0, 255), 0)
             of_kind.setdefault(kind, []).append(len(pictures))
             pictures.append(Sprite.of(_spread(image)))

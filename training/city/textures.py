@@ -71,12 +71,12 @@ class Pyramid:
     def _interpolated(self, column: Floats, row: Floats) -> Floats:
         """Colours (3, P) of the finest level between texels."""
         n = len(column)
-        places = np.zeros((2, -(-n // 1024) * 1024), np.float32)  # OpenCV's pictures have less than 32768 columns
-        places[0, :n], places[1, :n] = column - 0.5, row - 0.5
         if n == 0:
             return np.empty((3, 0), np.float32)
-        border = cv2.BORDER_REPLICATE
-        found = cv2.remap(self.finest, *places.reshape(2, -1, 1024), cv2.INTER_LINEAR, borderMode=border)
+        places = np.zeros((2, -(-n // 1024) * 1024), np.float32)  # OpenCV's pictures have less than 32768 columns
+        places[0, :n], places[1, :n] = column - 0.5, row - 0.5
+        x, y = places.reshape(2, -1, 1024)
+        found = np.asarray(cv2.remap(self.finest, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE))
         return found.reshape(-1, 3)[:n].T.astype(np.float32)
 
 
@@ -244,7 +244,7 @@ def _street_level(rng: np.random.Generator, image: Floats, cell: float, n_cells:
 def _fence(rng: np.random.Generator) -> Bytes:
     image = np.full((FACADE_HEIGHT * FACADE_PIXELS, FACADE_WIDTH * FACADE_PIXELS, 3), (150, 112, 72), np.float32)
     image[:, ::4] = (84, 60, 38)
-    image[:, 1::4] *= rng.uniform(0.85, 1.1, image[:, 1::4].shape[1])[None, :, None]
+    image *= np.repeat(rng.uniform(0.85, 1.1, (1, image.shape[1] // 4, 1)), 4, 1)  # planks
     for height in (0.35, 0.95):
         _rectangle(image, 0, FACADE_HEIGHT - height, FACADE_WIDTH, 0.1, (112, 82, 52))
     return _noisy(rng, image, 6, 4)
