@@ -249,6 +249,8 @@ def test_a_dead_end_is_left_where_it_was_entered(city):
     drive = network.drive(np.random.default_rng(0), 400.0, np.zeros(2, np.int64))
     assert drive.length > 300
     assert np.abs(drive.points[:, 0]).max() < 50 and np.abs(drive.points[:, 1]).max() < 3.5
+    east = np.diff(drive.points[:, 0])
+    assert (np.sign(drive.points[1:, 1]) == -np.sign(east))[np.abs(east) > 0.49].all()  # on the right
 
 
 def test_every_tag_has_a_class_and_every_class_but_rare_ones_a_tag(tmp_path):
@@ -409,7 +411,10 @@ def test_refusals(mgl, tiny, tmp_path, capsys, arguments, words):
     assert message.startswith("make_city: ") and words in message and message.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments, words", [(["--bbox", "1,2"], "LAT,LON,LAT,LON"), (["--seed", "-1"], "whole number")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [(["--bbox", "1,2"], "LAT,LON,LAT,LON"), (["--seed", "-1"], "whole number"), (["--image-size", "3"], "16 to 4096")],
+)
 def test_arguments_that_are_none(capsys, arguments, words):
     with pytest.raises(SystemExit):
         make_city.main(arguments)

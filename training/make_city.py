@@ -54,7 +54,7 @@ def make(options: argparse.Namespace) -> None:
         raise ValueError("--bbox: expected together with --osm FILE; an invented city has its own size")
     name = f"{options.osm.stem if options.osm else 'made'}_{options.seed}"
     if options.out:
-        taken = options.out / (name if options.format == "mgl" else "train_files.txt")
+        taken = options.out / (f"{name}/dump.json" if options.format == "mgl" else "train_files.txt")  # what is written last
         if taken.exists():
             raise ValueError(f"{taken}: there is a city already; expected another --out or --seed")
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bbox", type=_bbox, metavar="LAT,LON,LAT,LON", help="two opposite corners of the part of it to take [all]"
     )
     parser.add_argument(
-        "--image-size", type=_whole, default=256, metavar="PIXELS", help="width of MGL's images; MGL's own is 512 [256]"
+        "--image-size", type=_pixels, default=256, metavar="PIXELS", help="width of MGL's images; MGL's own is 512 [256]"
     )
     parser.add_argument("--preview", type=Path, metavar="FILE.png", help="draw image, depth and map of some places")
     return parser
@@ -125,6 +125,12 @@ def _whole(text: str) -> int:
     if not 0 <= value < 10**6:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999, got {text}")
     return value
+
+
+def _pixels(text: str) -> int:
+    if not 16 <= int(text) <= 4096:
+        raise argparse.ArgumentTypeError(f"expected 16 to 4096 pixels, got {text}")
+    return int(text)
 
 
 def _bbox(text: str) -> tuple[float, float, float, float]:

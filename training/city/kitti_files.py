@@ -35,13 +35,14 @@ def write(root: Path, scene: Scene, raster: RasterMap, size: recording.Size, see
     rng = np.random.default_rng([seed, 3])
     date = f"2030_01_{seed % 28 + 1:02d}"
     day = root / date
-    day.mkdir(parents=True)
+    drives = recording.drives(rng, scene, size.drives, size.frames * 1.3)
+    day.mkdir(parents=True, exist_ok=True)
     raster.save(root / "map.npz")
     write_tiles_pickle(raster, root / "tiles.pkl")
     scale = size.kitti_scale
     _write_calibration(day, scale)
     listed: list[list[str]] = []
-    for k, drive in enumerate(recording.drives(rng, scene, size.drives, size.frames * 1.3)):
+    for k, drive in enumerate(drives):
         name = f"{date}_drive_{k + 1:04d}_sync"
         path = recording.steady(rng, drive, size.frames, STEP)
         _record(rng, scene, path, scale, day / name, k)
@@ -50,7 +51,7 @@ def write(root: Path, scene: Scene, raster: RasterMap, size: recording.Size, see
     train = [line for lines in listed[:-n_test] for line in lines]
     test2 = [line for lines in listed[-n_test:] for line in lines]
     test1 = sorted(train[int(i)] for i in rng.integers(len(train), size=max(1, len(train) // 5)))
-    for file, lines, moved in (("train", train, False), ("test1", test1, True), ("test2", test2, True)):
+    for file, lines, moved in (("test1", test1, True), ("test2", test2, True), ("train", train, False)):
         shifts = [" " + " ".join(f"{v:.6f}" for v in rng.uniform(-1, 1, 3)) if moved else "" for _ in lines]
         (root / f"{file}_files.txt").write_text("".join(f"{a}{b}\n" for a, b in zip(lines, shifts)), encoding="utf-8")
     return sum(map(len, listed))
@@ -73,7 +74,7 @@ def unit_to_world(roll: float, pitch: float, yaw: float) -> Doubles:
 
 def _record(rng: np.random.Generator, scene: Scene, path: recording.Path3, scale: float, folder: Path, number: int) -> None:
     for part in ("image_02/data", "oxts/data"):
-        (folder / part).mkdir(parents=True)
+        (folder / part).mkdir(parents=True, exist_ok=True)
     n = len(path.seconds)
     angles = np.column_stack([TILT * recording.drifting(rng, (n, 2), 0.9), path.headings])
     light = recording.light_of_day(rng)

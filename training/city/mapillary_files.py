@@ -31,13 +31,14 @@ def write(root: Path, name: str, scene: Scene, raster: RasterMap, size: recordin
     """Record drives and write the scene; returns the number of images. Adds the scene to the root's file of splits."""
     rng = np.random.default_rng([seed, 2])
     folder = root / name
-    (folder / "images").mkdir(parents=True)
+    drives = recording.drives(rng, scene, size.drives, size.keyframes * 7.5)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
     raster.save(folder / "map.npz")
     write_tiles_pickle(raster, folder / "tiles.pkl")
     dump: dict[str, Any] = {}
     parts: dict[str, list[int]] = {"train": [], "val": []}
     n_images = 0
-    for k, drive in enumerate(recording.drives(rng, scene, size.drives, size.keyframes * 7.5)):
+    for k, drive in enumerate(drives):
         path = recording.keyframes(rng, drive, size.keyframes)
         first = (seed + 1) * 10**9 + k * 10**5
         record = _panoramas if k % PANORAMAS_EVERY == 0 else _perspectives
@@ -47,8 +48,8 @@ def write(root: Path, name: str, scene: Scene, raster: RasterMap, size: recordin
         dump |= sequences
         parts["val" if k % VALIDATION_EVERY == 1 else "train"] += range(first, first + len(path.seconds))
         n_images += sum(len(s["views"]) for s in sequences.values())
-    (folder / "dump.json").write_text(json.dumps(dump), encoding="utf-8")
     _add_to_splits(root / SPLIT_FILE, name, parts)
+    (folder / "dump.json").write_text(json.dumps(dump), encoding="utf-8")
     return n_images
 
 

@@ -22,7 +22,7 @@ from city.textures import Pyramid, Sprite, TexturedWalls, unpacked
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-FAR = 160.0
+FAR = 240.0
 """Metres: what is farther away is not drawn but for ground and sky."""
 
 NEAR = 0.05
@@ -296,7 +296,7 @@ def _sky(rays: Rays, pixels: NDArray[np.int64], light: Light) -> Floats:
 
 
 def _ground(world: World, camera: Camera, rays: Rays, inverse: Floats, pixels: NDArray[np.int64]) -> Floats:
-    distance = 1 / inverse[pixels]
+    distance = 1 / np.maximum(inverse[pixels], np.float32(1e-5))  # at the horizon: whole numbers of texels
     a = rays.a[pixels]
     x = np.float32(camera.position[0]) + distance * (a * np.float32(rays.right[0]) + np.float32(rays.ahead[0]))
     y = np.float32(camera.position[1]) + distance * (a * np.float32(rays.right[1]) + np.float32(rays.ahead[1]))
