@@ -80,7 +80,7 @@ def brute_force(world, camera):
     u, v = np.meshgrid(np.arange(camera.width), np.arange(camera.height))
     pixels = np.stack([(u - camera.centre[0]) / camera.focal, (v - camera.centre[1]) / camera.focal, np.ones(u.shape)], -1)
     rays = pixels.reshape(-1, 3) @ camera.rotation.T
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         best = np.where(rays[:, 2] < 0, -camera.position[2] / rays[:, 2], np.inf)
     unsure = np.zeros(len(rays), bool)
     for a, b, top, one_sided in zip(world.start, world.end, world.top.astype(float), world.one_sided):
@@ -91,7 +91,7 @@ def brute_force(world, camera):
         with np.errstate(divide="ignore", invalid="ignore"):
             t = (to[0] * d[1] - to[1] * d[0]) / cross
             s = (to[0] * rays[:, 1] - to[1] * rays[:, 0]) / cross
-        z = camera.position[2] + t * rays[:, 2]
+            z = camera.position[2] + t * rays[:, 2]
         slack = 2e-3 * np.maximum(1, np.abs(t))
         near = (t > 0) & (s > -slack / np.hypot(*d)) & (s < 1 + slack / np.hypot(*d)) & (z > -slack) & (z < top + slack)
         met = (t > 0) & (s >= 0) & (s <= 1) & (z >= 0) & (z < top)
@@ -138,6 +138,16 @@ def test_depth_of_any_walls_is_that_of_brute_force(city, seed):
     finite = same & np.isfinite(expected)
     np.testing.assert_allclose(depth[finite], expected[finite], rtol=1e-5)
     assert np.unique(np.round(expected[finite], 1)).size > 50
+
+
+def test_a_far_wall_that_rises_over_a_near_one_at_one_end_alone(city):
+    start, end = np.array([[30.0, 10.0], [-12.0, 30.0]]), np.array([[-30.0, 10.0], [60.0, 150.0]])
+    world = world_of(city[0], start, end, np.array([4.0, 12.0]), np.zeros(2, bool))
+    camera = Camera(101, 101, 50.0, (50.0, 50.0), np.array([0.0, 0.0, 2.0]), camera_to_world(0.0, 0.0, 0.0))
+    _, depth = render.render(world, camera)
+    expected, same = brute_force(world, camera)
+    np.testing.assert_allclose(depth[same], expected[same], rtol=1e-5)
+    assert ((expected > 20) & (expected < 100))[:40].sum() > 50
 
 
 @pytest.mark.parametrize("k", range(3))
@@ -225,6 +235,28 @@ def test_ground_has_the_colour_of_its_kind(city):
         n += len(np.unique(kinds))
     assert np.concatenate(close).mean() > 0.85
     assert n > 12
+
+
+def test_the_ground_lies_where_the_map_says(city):
+    made = city[0]
+    start, end, _ = ground.segments(made.roads)
+    on_roads = made.canvas.at((start + end) / 2)
+    assert np.isin(on_roads, [ground.KINDS["road"], ground.KINDS["marking"]]).mean() > 0.99
+    for building in (a for a in made.elements.areas if a.group == "building" and not a.inner):
+        ring = building.outer[0].astype(np.float32)
+        low, high = ring.min(0) - 2, ring.max(0) + 2
+        points = np.random.default_rng(0).uniform(low, high, (60, 2))
+        distance = np.array([cv2.pointPolygonTest(ring, (float(x), float(y)), True) for x, y in points])
+        is_building = made.canvas.at(points) == ground.KINDS["building"]
+        assert is_building[distance > 0.3].all()
+        others = np.array([distances_to_buildings(made, p) for p in points[distance < -0.3]])
+        assert not is_building[distance < -0.3][others > 0.3].any()
+
+
+def distances_to_buildings(made, point):
+    """From a point outside to the nearest building; negative inside."""
+    rings = [a.outer[0].astype(np.float32) for a in made.elements.areas if a.group == "building"]
+    return -max(cv2.pointPolygonTest(ring, (float(point[0]), float(point[1])), True) for ring in rings)
 
 
 def test_drives_stay_on_streets_and_out_of_buildings(city):

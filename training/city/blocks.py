@@ -137,7 +137,7 @@ def _villas(rng: np.random.Generator, sketch: Sketch, block: Doubles) -> None:
             if all(np.hypot(*(house.mean(0) - other.mean(0))) > 15 for other in houses):
                 houses.append(house)
                 _building(rng, sketch, house, "house", int(rng.integers(1, 4)))
-                path = np.concatenate([along(start, end, np.array([gate]), -0.8), along(start, end, np.array([gate]), 7.0)])
+                path = np.concatenate([along(start, end, np.array([gate]), -0.8), along(start, end, np.array([gate]), 3.0)])
                 sketch.line(path, highway="path")
                 if rng.random() < 0.4:
                     sketch.node(along(start, end, np.array([gate]), 0.3)[0], barrier="gate")
