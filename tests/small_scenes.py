@@ -6,6 +6,8 @@ Orientations come from scipy, by the published relation (Rx(-90) R_c2w^-1) = Ry(
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import cv2
@@ -172,3 +174,12 @@ def save(path, rgb):
 
 def write(path, content):
     Path(path).write_text(json.dumps(content))
+
+
+def copy(source, target):
+    """Copy a folder of data; images stay the same files, so that tests that change one must remove it first."""
+    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source, target):
+    (os.link if source.endswith((".jpg", ".png")) else shutil.copy)(source, target)

@@ -10,22 +10,30 @@ from itertools import pairwise
 import cv2
 import numpy as np
 import pytest
-from small_scenes import DAY, make_kitti, make_mapillary, write
+from small_scenes import DAY, copy, make_kitti, make_mapillary, write
 
 from mdps.datasets import kitti, mapillary
 from mdps.datasets.__main__ import main
 from mdps.datasets.health import check
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("made")
+    make_mapillary(root / "mgl", "berlin", n=12, n_flat=3)
+    make_kitti(root / "raw", n=12)
+    return root
+
+
 @pytest.fixture
-def mgl(tmp_path):
-    make_mapillary(tmp_path / "mgl", "berlin", n=12, n_flat=3)
+def mgl(made, tmp_path):
+    copy(made / "mgl", tmp_path / "mgl")
     return tmp_path / "mgl"
 
 
 @pytest.fixture
-def raw(tmp_path):
-    make_kitti(tmp_path / "raw", n=12)
+def raw(made, tmp_path):
+    copy(made / "raw", tmp_path / "raw")
     return tmp_path / "raw"
 
 
@@ -66,6 +74,7 @@ def test_check_tells_what_is_wrong(mgl, capsys):
     front["1004_front"]["latlong"] = None
     front["1005_front"]["roll_pitch_yaw"] = [0, 0, math.nan]
     write(folder / "dump.json", dump)
+    (folder / "images/1000_front.jpg").unlink()
     (folder / "images/1000_front.jpg").write_bytes(b"no image")
     (folder / "images/1001_left.jpg").unlink()
     page = printed(capsys, "check", mgl)
@@ -114,7 +123,7 @@ def test_check_of_nothing_but_lists(raw, capsys):
     assert "0 drives with usable frames" in page and "train_files.txt  0 of 12 frames usable" in page
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_check_never_fails_on_damaged_data(mgl, raw, seed, capsys):
     """Files cut, overwritten, removed, at random: the page is printed, and nothing in a file is run."""
     chance = random.Random(seed)
@@ -132,10 +141,9 @@ def test_check_never_fails_on_damaged_data(mgl, raw, seed, capsys):
 
 def damage(path, chance):
     content = path.read_bytes()
+    path.unlink()
     kind = chance.randrange(6)
-    if kind == 0:
-        path.unlink()
-    elif kind == 1:
+    if kind == 1:
         path.write_bytes(content[: chance.randrange(len(content) + 1)])
     elif kind == 2:
         path.write_bytes(chance.randbytes(chance.randrange(100)))
@@ -145,13 +153,12 @@ def damage(path, chance):
             changed[chance.randrange(len(changed))] = chance.randrange(256)
         path.write_bytes(bytes(changed))
     elif kind == 4:
-        path.unlink()
         path.mkdir()
-    else:
+    elif kind == 5:
         path.write_bytes(content.replace(b"1", b"null").replace(b"2", b"1e999"))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_dump_with_anything_in_any_place(mgl, seed):
     """One value anywhere in dump.json replaced by something else: read, or one line."""
     chance = random.Random(seed)
@@ -207,6 +214,7 @@ def test_show_where_the_track_is_on_the_map(tmp_path, capsys):
 def test_show_without_a_map_or_images(mgl, raw, tmp_path, capsys):
     out = tmp_path / "shown.png"
     (mgl / "berlin/map.npz").unlink()
+    (mgl / "berlin/images/1003_front.jpg").unlink()
     (mgl / "berlin/images/1003_front.jpg").write_bytes(b"no image")
     printed(capsys, "show", mgl, "--out", out)
     (raw / "map.npz").unlink()

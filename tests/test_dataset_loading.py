@@ -57,7 +57,7 @@ def test_an_item(scene):
 
 
 def test_directions(tmp_path):
-    """A drive to the North goes up on the screen, one to the East to the right; the camera looks where the car drives."""
+    """A drive to the North goes up on the screen, one to the East to the right (vita-epfl/Loc2#6); the camera looks ahead."""
     make_mapillary(tmp_path, offset=0.0, n=24)
     scene = mapillary.read_scene(tmp_path / "berlin")
     items = dataset(scene, 12, noise=NO_NOISE)
@@ -122,6 +122,7 @@ def test_a_crop_at_the_border_is_void_outside(scene):
 
 @pytest.mark.parametrize("metres, pixels", [(400.0, 800), (128.00006, 256), (400.0000000000005, 800), (300.2, 600)])
 def test_every_crop_has_the_same_size(scene, metres, pixels):
+    """Sizes like 1280.0000000000005 and 128.00006, which the authors met."""
     items = dataset(scene, crop_metres=metres)
     assert {tuple(items[i, d]["map"].shape) for i in range(3) for d in range(5)} == {(3, pixels, pixels)}
 

@@ -2,14 +2,16 @@
 
 import math
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from real_data import real_data
-from small_scenes import DAY, LEVER, drive, make_kitti
+from small_scenes import DAY, LEVER, copy, drive, make_kitti, save
 
 from mdps.datasets import DataError, kitti
 from mdps.datasets.scene import Problems
+from mdps.datasets.sequences import runs
 
 DRIVE = f"{DAY}_drive_0009_sync"
 
@@ -23,11 +25,12 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def root(made, tmp_path):
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    copy(made, tmp_path)
     return tmp_path
 
 
 def test_read_all_drives(root):
+    """Without .downloaded, image_00 or velodyne (OrienterNet#39)."""
     scene = kitti.read_drives(str(root))
     assert (scene.name, scene.n_listed, scene.n_frames) == ("kitti", 48, 48)
     assert [(t.name, t.group) for t in scene.tracks] == [(f"{DAY}_drive_{k:04d}_sync",) * 2 for k in (9, 11)]
@@ -39,7 +42,7 @@ def test_read_all_drives(root):
 
 
 def test_the_camera_of_a_level_car():
-    """North and East: the camera is its lever ahead and to the left of the unit, and looks where the car does."""
+    """North and East (vita-epfl/Loc2#6): the camera is its lever ahead and to the left of the unit, and looks ahead."""
     ahead, left, _ = LEVER
     calibration = lever_calibration()
     expected = {0.0: (ahead, left, 90.0), math.pi / 2: (-left, ahead, 0.0), math.pi: (-ahead, -left, -90.0)}
@@ -81,6 +84,7 @@ def test_positions_in_the_map(root):
 
 
 def test_split_files(root):
+    """Lists are not sequences: test1 has duplicates (#10, #45: count what comes)."""
     train = kitti.read_drives(root, root / "train_files.txt")
     assert train.n_frames == 24 and train.tracks[0].frames[0].shift is None
     test1 = kitti.read_drives(root, root / "test1_files.txt")
@@ -266,6 +270,54 @@ def test_the_real_drive():
     # the camera is 1.09 m ahead of the unit and 0.3 m to its right
     unit = scene.projection.to_metres([49.009235334493, 8.4377222470096])
     assert np.hypot(*(xy[0] - unit)) == pytest.approx(1.12, abs=0.02)
+
+
+@pytest.fixture
+def whole_drive(tmp_path):
+    """The real drive with all of its 447 frames; the pictures are a small black one."""
+    source = real_data("kitti")
+    oxts, images = f"{DAY}/{DRIVE}/oxts", tmp_path / f"{DAY}/{DRIVE}/image_02"
+    shutil.copytree(source / DAY, tmp_path / DAY, ignore=shutil.ignore_patterns("*.png"), dirs_exist_ok=True)
+    save(tmp_path / "black.png", np.zeros((375, 1242, 3), np.uint8))
+    for path in (source / oxts / "data").glob("*.txt"):
+        (images / f"data/{path.stem}.png").hardlink_to(tmp_path / "black.png")
+    return tmp_path
+
+
+def test_the_real_drive_moves_as_it_measured(whole_drive):
+    """447 frames: positions against the speeds that the unit measured, headings against the direction of motion."""
+    scene = kitti.read_drives(whole_drive)
+    frames = scene.tracks[0].frames
+    assert scene.n_frames == 447
+    xy = np.array([(f.x, f.y) for f in frames])
+    stamps = (whole_drive / DAY / DRIVE / "oxts/timestamps.txt").read_text().split()[1::2]
+    seconds = np.array([np.dot([3600, 60, 1], [float(v) for v in stamp.split(":")]) for stamp in stamps])
+    assert np.abs(seconds - seconds[0] - [f.seconds - frames[0].seconds for f in frames]).max() < 0.03  # unit and camera
+    oxts = np.array([np.loadtxt(p) for p in sorted(whole_drive.glob("*/*/oxts/data/*.txt"))])
+    assert oxts.shape == (447, 30)
+    calibration = kitti.read_calibration(whole_drive / DAY)
+    lever = -calibration.rotation.T @ calibration.translation  # of the camera, in the unit's axes
+    assert lever[:2] == pytest.approx([1.08, -0.26], abs=0.03)
+    forward = oxts[:, 8] - oxts[:, 22] * lever[1]  # vf and the turn rate: how fast the camera moves along the car
+    left = oxts[:, 9] + oxts[:, 22] * lever[0]
+    step, dt = np.diff(xy, axis=0), np.diff(seconds)
+    assert 330 < np.hypot(*step.T).sum() < 340
+    heading = np.radians(90 - np.array([f.yaw for f in frames]))[:-1]
+    ahead = (step * np.stack([np.cos(heading), np.sin(heading)], 1)).sum(1) / dt
+    aside = (step * np.stack([-np.sin(heading), np.cos(heading)], 1)).sum(1) / dt
+    middle = (forward[1:] + forward[:-1]) / 2
+    assert np.sqrt(np.mean((ahead - middle) ** 2)) < 0.25
+    assert np.sqrt(np.mean((aside - (left[1:] + left[:-1]) / 2) ** 2)) < 0.25
+
+
+def test_sequences_of_the_real_lists(whole_drive):
+    lists = {name: real_data(f"kitti/{name}_files_drive0009_only.txt") for name in ("train", "test1")}
+    train, test1 = (kitti.read_drives(whole_drive, path) for path in lists.values())
+    assert (train.n_frames, test1.n_frames) == (251, 79)
+    assert test1.problems.counts["frame listed twice: the first line counts"] == 12
+    assert [len(runs(train, n)) for n in (10, 100)] == [25, 2] and [len(runs(test1, n)) for n in (10, 100)] == [7, 0]
+    gaps = [round((b.seconds - a.seconds) / 0.1036) for a, b in pairwise(test1.tracks[0].frames)]
+    assert min(gaps) == 1 and max(gaps) > 5 and all(f.shift is not None for f in test1.tracks[0].frames)
 
 
 def test_the_real_split_files():

@@ -1,14 +1,15 @@
-"""MGL: a made scene read back, and everything that was seen wrong in real copies, one clear line for each."""
+"""MGL: a made scene read back, and everything that was seen wrong in real copies, one clear line for each.
+
+Numbers with # are threads of facebookresearch/OrienterNet in which users met it.
+"""
 
 import json
 import math
-import os
 import pickle
-import shutil
 
 import numpy as np
 import pytest
-from small_scenes import PROJECTION, SECOND, YAWS, drive, make_mapillary, mapillary_camera, small_map, write
+from small_scenes import PROJECTION, SECOND, YAWS, copy, drive, make_mapillary, mapillary_camera, small_map, write
 
 from mdps.datasets import DataError, mapillary
 from mdps.datasets.camera import wrap_degrees
@@ -24,13 +25,8 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def scene(made, tmp_path):
-    shutil.copytree(made, tmp_path, copy_function=link, dirs_exist_ok=True)
+    copy(made, tmp_path)
     return tmp_path / "berlin"
-
-
-def link(source, target):
-    """Images are the same files; what tests change is copied."""
-    (os.link if source.endswith(".jpg") else shutil.copy)(source, target)
 
 
 def edited(folder, edit):
@@ -46,6 +42,7 @@ def view(dump, name="1005_front"):
 
 
 def test_read(scene):
+    """Also yaws beyond 180 degrees (#20), and a path that is a str (#31)."""
     read = mapillary.read_scene(str(scene))
     assert (read.name, read.n_listed, read.n_frames) == ("berlin", 108, 108)
     assert [(t.name, t.group, len(t.frames)) for t in read.tracks] == [
@@ -75,13 +72,14 @@ def test_frames_are_in_order_of_time(scene):
 
 
 def test_the_offset_of_panoramas_is_read(tmp_path):
+    """In every prepared copy the views look elsewhere."""
     make_mapillary(tmp_path, "a", offset=-40.0)
     make_mapillary(tmp_path, "b", offset=33.0)
     a, b = (mapillary.read_scene(tmp_path / name).tracks[0].frames[0].yaw for name in "ab")
     assert (a, b) == (-40.0, 33.0)
 
 
-# What is wrong with a view costs that view, is counted, and says why in one line.
+# What is wrong with a view costs that view, is counted, and says why in one line (#29: null entries are normal).
 BAD_VIEWS = {
     "null": (lambda d: d["seqA_front"]["views"].update({"1005_front": None}), "expected an object {...}, got null"),
     "list": (lambda d: d["seqA_front"]["views"].update({"1005_front": [1]}), "expected an object {...}, got a list of 1"),
@@ -94,6 +92,8 @@ BAD_VIEWS = {
         "roll_pitch_yaw: expected a finite number, got inf",
     ),
     "huge": (lambda d: view(d).update(t_c2w=[10**400, 0, 0]), "t_c2w: expected a finite number, got inf"),
+    "far away": (lambda d: view(d).update(t_c2w=[1e7, 0, 0]), "t_c2w: expected metres around the scene"),
+    "before 1970": (lambda d: view(d).update(capture_time=-1), "capture_time: expected milliseconds since 1970"),
     "text": (lambda d: view(d).update(t_c2w=["1", 0, 0]), "t_c2w: expected a number, got '1'"),
     "two numbers": (lambda d: view(d).update(t_c2w=[1, 2]), "t_c2w: expected 3 numbers, got a list of 2"),
     "no time": (lambda d: view(d).update(capture_time=None), "capture_time: expected a number, got null"),
@@ -120,6 +120,15 @@ def test_a_name_that_leads_elsewhere(scene):
         read = edited(scene, lambda d, name=name: d["seqB"]["views"].update({name: d["seqB"]["views"]["2000_undistorted"]}))
         assert read.n_frames == 108
         assert "view left out (name: expected one that can be a file's)" in read.problems.counts
+
+
+@pytest.mark.parametrize("name", ["a\nb", "../x", "\x1b[31m", ""])
+def test_a_sequence_with_a_name_that_is_none(scene, name):
+    read = edited(scene, lambda d: d.update({name: d.pop("seqB")}))
+    assert read.n_frames == 96
+    text = str(read.problems)
+    assert "sequence that is not one (name: expected one that can be a file's)" in text
+    assert all(c.isprintable() for line in text.split("\n") for c in line) and text.count("\n") == len(read.problems) - 1
 
 
 BAD_CAMERAS = {
@@ -157,6 +166,7 @@ def test_a_bad_sequence_is_left_out(scene, value):
     assert any(r.startswith("sequence that is not one") for r in read.problems.counts)
 
 
+# #4: an answer that is no JSON
 BAD_FILES = {
     "missing": (None, "no such file"),
     "empty": (b"", "expected JSON: Expecting value: line 1 column 1"),
@@ -165,6 +175,7 @@ BAD_FILES = {
     "null": (b"null", "top level: expected an object {...}, got null"),
     "list": (b"[1, 2]", "top level: expected an object {...}, got a list of 2"),
     "deep": (b"[" * 100_000, "expected JSON, got lists in lists without end"),
+    "a number of 5000 digits": (b'{"a": 1' + b"0" * 5000 + b"}", "expected JSON: Exceeds the limit"),
     "bytes": (b"\xff\xfe\x00\x01", "expected text, got other bytes"),
     "gzip": (b"\x1f\x8b\x08\x00", "expected text, got other bytes"),
 }
@@ -186,6 +197,7 @@ def test_an_empty_scene(scene):
 
 
 def test_missing_and_empty_images_are_normal(scene):
+    """#64: images are gone from the server."""
     (scene / "images/1003_left.jpg").unlink()
     (scene / "images/1004_left.jpg").unlink()
     (scene / "images/1004_left.jpg").write_bytes(b"")
@@ -202,6 +214,7 @@ def test_no_images_at_all(scene):
 
 
 def test_tmpdir_changes_nothing(scene, monkeypatch, tmp_path):
+    """#39: a variable of the environment must not choose the folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     assert mapillary.read_scene(scene).n_frames == 108
 
@@ -225,11 +238,22 @@ def test_angles_from_the_rotation(scene):
             assert float(wrap_degrees(a.yaw - b.yaw)) == pytest.approx(0, abs=1e-9)
 
 
+def test_only_a_rotation_has_angles(scene):
+    for bad in ([[1, 0, 0], [0, 1, 0], [0, 0, -1]], [[2, 0, 0], [0, 1, 0], [0, 0, 1]], [[1e300, 0, 0]] * 3):
+        read = edited(scene, lambda d, bad=bad: view(d).update(R_c2w=bad, roll_pitch_yaw=None))
+        assert read.problems.counts["view left out (roll_pitch_yaw, R_c2w: expected one of them)"] == 1
+
+
+def test_angles_are_wrapped_on_load(scene):
+    frames = edited(scene, lambda d: view(d).update(roll_pitch_yaw=[361.5, -362.0, -539.0])).tracks[0].frames
+    assert (frames[5].roll, frames[5].pitch, frames[5].yaw) == (1.5, -2.0, -179.0)
+
+
 def test_angles_that_contradict_the_rotation_are_told(scene):
     read = edited(scene, lambda d: view(d).update(roll_pitch_yaw=[1.5, -2.0, 90.0]))
     assert read.problems.examples["roll_pitch_yaw is not that of R_c2w by more than 1 degree"] == "1005_front"
     read = edited(scene, lambda d: view(d).update(R_c2w=[[1, 0, 0], [0, 1, 0], [0, 0, -1]]))
-    assert read.problems.examples["R_c2w that is no rotation: not used"] == "1005_front"
+    assert read.problems.examples["R_c2w that is no rotation"] == "1005_front"
 
 
 def test_views_outside_of_the_map(scene):
@@ -314,6 +338,7 @@ def test_one_split_file_for_all_scenes(scene):
 
 @pytest.mark.parametrize("where", [".", "berlin"])
 def test_a_split_file_for_each_scene(scene, where):
+    """#53: the layout of MGL's second version."""
     root = scene.parent
     (root / "splits_MGL_13loc.json").unlink()
     write(root / where / "splits_MGL_v2_berlin.json", {"val": [1001, "1002"], "train": [1003]})
@@ -346,6 +371,8 @@ def test_image_id(name, expected):
 
 
 def test_several_cameras_in_one_sequence(scene):
+    """Every view has its own camera's numbers."""
+
     def edit(dump):
         dump["seqB"]["cameras"]["other"] = mapillary_camera("other", 80, 60, 40.0)
         dump["seqB"]["views"]["2001_undistorted"]["camera_id"] = "other"

@@ -284,6 +284,12 @@ def test_outside_and_empty():
             lambda: draw(Line("tramway", "", np.zeros((2, 2)))),
             "elements: expected groups of AREAS, WAYS or NODES, got 'tramway'",
         ),
+        (
+            lambda: draw(Line("road", "", np.zeros((0, 2)))),
+            "elements: expected rings, .* of one or more points",
+        ),
+        (lambda: draw(Point("tree", "", np.array([np.nan, 0.0]))), "elements: expected .* finite and on the Earth"),
+        (lambda: draw(Area("park", "", (square(0, 0, 1e10),), ())), "elements: expected .* finite and on the Earth"),
         (lambda: draw(ppm=0.0), "pixels_per_metre: expected a positive number"),
         (lambda: draw(ppm=np.nan), "pixels_per_metre: expected a positive number"),
         (lambda: draw(ppm=101.0), "pixels_per_metre: expected at most 100, got 101.0"),

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -121,8 +122,10 @@ def tile(data):
 
 
 def vast_png(width, height):
+    """A PNG whose head says that it is larger than its pixels are."""
     data = png(np.zeros((3, 4, 4), np.uint8))
-    return data[:16] + struct.pack(">II", width, height) + data[24:]
+    head = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
+    return data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:]
 
 
 GROUPS = content()["groups"]
@@ -157,11 +160,12 @@ ROW = png(np.full((3, 64, 64), 99, np.uint8))
         (content(tiles_raster={(0, -1): io.BytesIO(GOOD)}), r"expected tiles under \(column, row\), got tuple \(0, -1\)"),
         (content(tiles_raster={(9, 0): io.BytesIO(GOOD)}), r"tile \(9, 0\): lies outside of the map of 100 x 64 pixels"),
         (content(tiles_raster={(0, 0): GOOD}), r"tile \(0, 0\): expected a PNG in a BytesIO"),
-        (content(**tile(b"JPEG")), r"tile \(0, 0\): expected a complete PNG"),
-        (content(**tile(GOOD[:-20])), "expected a complete PNG"),
+        (content(**tile(b"JPEG")), r"tile \(0, 0\): expected a PNG, whole and undamaged"),
+        (content(**tile(GOOD[:-20])), "whole and undamaged"),
         (content(**tile(SMALL)), "expected 64 x 64 pixels, got 4 x 4"),
         (content(**tile(vast_png(60000, 60000))), "expected at most 65 x 65 pixels, got 60000 x 60000"),
-        (content(**tile(vast_png(64, 64))), "damaged PNG"),
+        (content(**tile(GOOD[:500] + b"x" + GOOD[501:])), "whole and undamaged"),
+        (content(**tile(vast_png(64, 64))), "expected a PNG that OpenCV reads"),
         (content(**tile(ROW)), "expected values in 0..7 for areas, got 99"),
     ],
 )

@@ -12,14 +12,14 @@ of a view is read, never assumed. Files count principal points from the corner o
 its first pixel.
 
 What is missing or wrong in one view, camera or sequence is left out and counted (`Scene.problems`); only a file that cannot be
-read at all raises. Cost: about 30 us a view.
+read at all raises. Cost: about 60 us a view.
 """
 
 import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,19 @@ from .scene import Frame, Problems, Scene, Track
 DIRECTIONS = ("front", "left", "back", "right")
 """The views of a panorama."""
 SPLIT_FILE = "splits_MGL_13loc.json"
-View = tuple[Frame, tuple[float, float] | None]
-"""A frame, with the latitude and longitude of the file where it has them."""
+FARTHEST = 1e6
+"""Metres from the origin beyond which nothing is a position."""
 OTHER_ORIGIN = 5.0
 """Metres (median) between a view's position and its latitude and longitude from which the map must have another origin."""
+
+
+class View(NamedTuple):
+    """A frame with what else the file says of it."""
+
+    frame: Frame
+    latlong: tuple[float, float] | None
+    rotation: list[float] | None
+    """R_c2w, row after row."""
 
 
 def find_scenes(root: str | Path) -> list[Path]:
@@ -68,13 +77,14 @@ def read_scene(folder: str | Path, *, with_map: bool = True) -> Scene:
     for name, sequence in sequences.items():
         found: list[View] = []
         n_listed += _n_views(sequence)
-        for frame, latlong in _views(name, sequence, folder, images, problems):
-            if frame.name in seen:
-                problems.add("view listed twice: the first one is used", frame.name)
+        for view in _views(name, sequence, folder, images, problems):
+            if view.frame.name in seen:
+                problems.add("view listed twice: the first one is used", view.frame.name)
                 continue
-            seen.add(frame.name)
-            found.append((frame, latlong))
+            seen.add(view.frame.name)
+            found.append(view)
         tracks.append((name, found))
+    _compare_angles([view for _, found in tracks for view in found], problems)
     frames = _place(tracks, raster, problems)
     ordered = tuple(Track(n, tuple(sorted(f, key=lambda f: (f.seconds, f.name))), _group(n, f)) for n, f in frames if f)
     return Scene(folder.name, folder, ordered, raster.projection if raster else None, raster, n_listed, problems)
@@ -151,6 +161,7 @@ def _images(folder: Path, problems: Problems) -> dict[str, int]:
 def _views(name: str, sequence: Any, folder: Path, images: dict[str, int], problems: Problems) -> list[View]:
     """The usable views of a sequence, each with its latitude and longitude if it has them."""
     try:
+        file_name(name)
         views = mapping(mapping(sequence, "sequence").get("views"), "views")
         cameras = _cameras(mapping(sequence.get("cameras"), "cameras"), problems)
     except DataError as error:
@@ -161,7 +172,8 @@ def _views(name: str, sequence: Any, folder: Path, images: dict[str, int], probl
         file = f"{view_name}.jpg"
         try:
             file_name(view_name)
-            frame = _frame(view_name, mapping(view, "view"), cameras, folder / "images" / file, problems)
+            rotation = None if mapping(view, "view").get("R_c2w") is None else numbers(view["R_c2w"], "R_c2w", (3, 3))
+            frame = _frame(view_name, view, rotation, cameras, folder / "images" / file, problems)
             latlong = _latlong(view)
         except DataError as error:
             problems.add(f"view left out ({error})", view_name)
@@ -171,7 +183,7 @@ def _views(name: str, sequence: Any, folder: Path, images: dict[str, int], probl
         elif not images[file]:
             problems.add("image file is empty", file)
         else:
-            found.append((frame, latlong))
+            found.append(View(frame, latlong, rotation))
     return found
 
 
@@ -190,8 +202,10 @@ def _cameras(cameras: dict[str, Any], problems: Problems) -> dict[str, Camera]:
                 raise DataError(f"model: expected 'PINHOLE', got {str(entry.get('model'))[:20]!r}")
             fx, fy, cx, cy = numbers(entry.get("params"), "params", (4,))
             width, height = number(entry.get("width"), "width"), number(entry.get("height"), "height")
-            if not (0 < width < 1e5 and 0 < height < 1e5 and 0 < fx < 1e6 and 0 < fy < 1e6):
-                raise DataError("width, height, params: expected a size and focal lengths above 0")
+            if not (
+                min(width, height) >= 1 and max(width, height) < 1e5 and min(fx, fy) > 0 and max(fx, fy, abs(cx), abs(cy)) < 1e6
+            ):
+                raise DataError("width, height, params: expected a size, and focal lengths above 0, in pixels")
         except DataError as error:
             problems.add(f"camera left out ({error})", name)
             continue
@@ -199,40 +213,60 @@ def _cameras(cameras: dict[str, Any], problems: Problems) -> dict[str, Camera]:
     return usable
 
 
-def _frame(name: str, view: dict[str, Any], cameras: dict[str, Camera], image: Path, problems: Problems) -> Frame:
+def _frame(
+    name: str,
+    view: dict[str, Any],
+    rotation: list[float] | None,
+    cameras: dict[str, Camera],
+    image: Path,
+    problems: Problems,
+) -> Frame:
     """One view; the position is that of t_c2w."""
     camera = cameras.get(view["camera_id"]) if isinstance(view.get("camera_id"), str) else None
     if camera is None:
         raise DataError("camera_id: no such camera")
     x, y, _ = numbers(view.get("t_c2w"), "t_c2w", (3,))
-    roll, pitch, yaw = _angles(name, view, problems)
+    if max(abs(x), abs(y)) > FARTHEST:
+        raise DataError("t_c2w: expected metres around the scene")
+    if view.get("roll_pitch_yaw") is not None:
+        roll, pitch, yaw = numbers(view["roll_pitch_yaw"], "roll_pitch_yaw", (3,))
+    elif rotation is not None and _are_rotations(np.array([rotation]))[0]:
+        problems.add("no roll_pitch_yaw: taken from R_c2w", name)
+        roll, pitch, yaw = map(float, roll_pitch_yaw(np.reshape(rotation, (3, 3))))
+    else:
+        raise DataError("roll_pitch_yaw, R_c2w: expected one of them")
+    if not -180 <= yaw < 180:
+        problems.add("yaw outside of [-180, 180): wrapped", f"{name}: {yaw:.4g}")
+    roll, pitch, yaw = ((angle + 180.0) % 360.0 - 180.0 for angle in (roll, pitch, yaw))
     if max(abs(roll), abs(pitch)) > MAX_TILT:
         raise DataError(f"roll, pitch: beyond {MAX_TILT:.0f} degrees")
     milliseconds = number(view.get("capture_time"), "capture_time")
+    if not 0 <= milliseconds < 1e14:
+        raise DataError("capture_time: expected milliseconds since 1970")
     return Frame(name, image, camera, milliseconds / 1000, x, y, yaw, roll, pitch)
 
 
-def _angles(name: str, view: dict[str, Any], problems: Problems) -> tuple[float, float, float]:
-    """Roll, pitch and yaw in degrees, as written or, without them, from the rotation; told where the two disagree."""
-    rotation = None
-    if view.get("R_c2w") is not None:
-        rotation = np.array(numbers(view["R_c2w"], "R_c2w", (3, 3))).reshape(3, 3)
-        if np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-3 or np.linalg.det(rotation) < 0:
-            problems.add("R_c2w that is no rotation: not used", name)
-            rotation = None
-    if view.get("roll_pitch_yaw") is None:
-        if rotation is None:
-            raise DataError("roll_pitch_yaw, R_c2w: expected one of them")
-        problems.add("no roll_pitch_yaw: taken from R_c2w", name)
-        roll, pitch, yaw = map(float, roll_pitch_yaw(rotation))
-        return roll, pitch, yaw
-    roll, pitch, yaw = numbers(view["roll_pitch_yaw"], "roll_pitch_yaw", (3,))
-    if not -180 <= yaw < 180:
-        problems.add("yaw outside of [-180, 180): wrapped", f"{name}: {yaw:.4g}")
-        yaw = float(wrap_degrees(yaw))
-    if rotation is not None and np.abs(wrap_degrees(roll_pitch_yaw(rotation) - [roll, pitch, yaw])).max() > 1:
-        problems.add("roll_pitch_yaw is not that of R_c2w by more than 1 degree", name)
-    return roll, pitch, yaw
+def _compare_angles(views: list[View], problems: Problems) -> None:
+    """Tell where R_c2w says something else than roll_pitch_yaw, which is used."""
+    given = [view for view in views if view.rotation is not None]
+    if not given:
+        return
+    rotations = np.array([view.rotation for view in given])
+    angles = np.array([(view.frame.roll, view.frame.pitch, view.frame.yaw) for view in given])
+    good = _are_rotations(rotations)
+    differ = np.abs(wrap_degrees(roll_pitch_yaw(rotations.reshape(-1, 3, 3)) - angles)).max(-1) > 1
+    told = {"R_c2w that is no rotation": ~good, "roll_pitch_yaw is not that of R_c2w by more than 1 degree": good & differ}
+    for reason, which in told.items():
+        if which.any():
+            problems.add(reason, given[int(np.argmax(which))].frame.name, int(which.sum()))
+
+
+def _are_rotations(rotations: Array) -> NDArray[np.bool_]:
+    """Which of n times 9 numbers are a rotation, (n)."""
+    r = rotations.reshape(-1, 3, 3)
+    square = np.abs(r).max((1, 2)) <= 2  # larger numbers could overflow
+    r = np.where(square[:, None, None], r, 0)
+    return square & (np.abs(r @ r.swapaxes(1, 2) - np.eye(3)).max((1, 2)) < 1e-3) & (np.linalg.det(r) > 0)
 
 
 def _latlong(view: dict[str, Any]) -> tuple[float, float] | None:
@@ -251,23 +285,23 @@ def _place(tracks: list[tuple[str, list[View]]], raster: RasterMap | None, probl
     map has another one, positions are made from them.
     """
     if raster is None:
-        return [(name, [frame for frame, _ in found]) for name, found in tracks]
-    views = [(i, frame, latlong) for i, (_, found) in enumerate(tracks) for frame, latlong in found]
+        return [(name, [view.frame for view in found]) for name, found in tracks]
+    views = [(i, view) for i, (_, found) in enumerate(tracks) for view in found]
     if not views:
         return []
-    xy = np.array([(frame.x, frame.y) for _, frame, _ in views])
-    known, made = _to_metres(raster.projection, [latlong for _, _, latlong in views])
+    xy = np.array([(view.frame.x, view.frame.y) for _, view in views])
+    known, made = _to_metres(raster.projection, [view.latlong for _, view in views])
     apart = np.hypot(*(made - xy).T)[known]
     if len(apart) and np.median(apart) > OTHER_ORIGIN:
         reason = "position made from latlong: the map has another origin than t_c2w"
         problems.add(reason, f"{np.median(apart):.4g} m apart", len(apart))
         xy[known] = made[known]
     kept: list[list[Frame]] = [[] for _ in tracks]
-    for (i, frame, _), (x, y), inside in zip(views, xy.tolist(), raster.box.contains(xy)):
+    for (i, view), (x, y), inside in zip(views, xy.tolist(), raster.box.contains(xy)):
         if inside:
-            kept[i].append(frame._replace(x=x, y=y))
+            kept[i].append(view.frame._replace(x=x, y=y))
         else:
-            problems.add("view outside of the map", f"{frame.name} at {x:.0f}, {y:.0f} m")
+            problems.add("view outside of the map", f"{view.frame.name} at {x:.0f}, {y:.0f} m")
     return [(name, frames) for (name, _), frames in zip(tracks, kept)]
 
 

@@ -7,7 +7,7 @@ The data modules are Lightning's where it is installed; without it they are plai
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -19,10 +19,13 @@ from .odometry import KITTI_NOISE, MAPILLARY_NOISE, OdometryNoise
 from .scene import Scene, fingerprint
 from .sequences import LONG, SHORT, Run, Splits, runs, split_long, split_short
 
-try:
+if TYPE_CHECKING:
     from lightning import LightningDataModule as _Base
-except ImportError:
-    _Base = object
+else:
+    try:
+        from lightning import LightningDataModule as _Base
+    except ImportError:
+        _Base = object
 
 SHORT_CROP = 400.0
 """Side of the map for sequences of up to 10 frames, in metres."""
@@ -120,7 +123,8 @@ class MapillaryDataModule(SequenceDataModule):
             whose "val" is for validation and test.
         others: as in `SequenceDataModule`.
 
-    Scenes that cannot be read, or have no map or no usable frames, are passed over with a warning.
+    Scenes that cannot be read, or have no map or no usable frames, are passed over with a warning. The authors leave out the
+    scene vilnius, of which they found files damaged; here what is damaged is left out file by file, and `check` counts it.
 
     Raises (in `setup`):
         ValueError: another split. DataError: a scene that is not there, or nothing to load.

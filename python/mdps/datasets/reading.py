@@ -39,11 +39,12 @@ def read_json(path: Path) -> Any:
     Raises:
         DataError: it is not there, cannot be read, or is not JSON.
     """
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except RecursionError:
         raise DataError(f"{path}: expected JSON, got lists in lists without end") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise DataError(f"{path}: expected JSON: {error}") from None
 
 
@@ -110,7 +111,7 @@ def read_image(path: Path, camera: Camera) -> tuple[np.ndarray, Camera]:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    is_cut = data[:2].tobytes() == b"\xff\xd8" and b"\xff\xd9" not in data[-64:].tobytes()
+    is_cut = data[:2].tobytes() == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:].tobytes()
     try:
         image = None if is_cut or not data.size else cv2.imdecode(data, cv2.IMREAD_COLOR)
     except cv2.error:

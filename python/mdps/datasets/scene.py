@@ -56,7 +56,8 @@ class Problems:
     def add(self, reason: str, example: str, n: int = 1) -> None:
         """Count `n` more cases of `reason`; the first example is kept."""
         self.counts[reason] = self.counts.get(reason, 0) + n
-        self.examples.setdefault(reason, example if len(example) <= 120 else example[:117] + "...")
+        shown = "".join(c if c.isprintable() else "?" for c in example)  # it may come from a file
+        self.examples.setdefault(reason, shown if len(shown) <= 120 else shown[:117] + "...")
 
     def merge(self, other: "Problems") -> None:
         """Add the cases of another tally."""

@@ -10,6 +10,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from .sequences import Run, runs
 STRIP = 8
 """Images in a picture."""
 FRUSTUM = 12.0
-"""How far a frustum is drawn, in metres."""
+"""How far a frustum is drawn, in metres; farther where the track is long."""
 FRAMES_PER_SECOND = 5
 
 
@@ -114,8 +115,8 @@ def _picture(item: dict[str, Any]) -> Any:
         _draw_image(axes, item, t)
     axes = figure.add_subplot(grid[:, columns:])
     _draw_map(axes, item)
-    for t in range(n):
-        _draw_frustum(axes, item, t, strong=t in shown)
+    for t in _apart(item, shown):
+        _draw_frustum(axes, item, t)
     axes.legend(loc="upper right", fontsize=8)
     return figure
 
@@ -138,7 +139,7 @@ def _film_frame(figure: Any, left: Any, right: Any, item: dict[str, Any], t: int
     """Draw one frame of a film, RGB uint8 (H, W, 3)."""
     left.clear()
     _draw_image(left, item, t)
-    frustum = _draw_frustum(right, item, t, strong=True)
+    frustum = _draw_frustum(right, item, t)
     figure.canvas.draw()
     pixels = np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
     for artist in frustum:
@@ -153,11 +154,14 @@ def _write_with_ffmpeg(figure: Any, frames: Iterator[np.ndarray], out: Path) -> 
     plain = Figure(figure.get_size_inches(), dpi=figure.dpi)
     image = None
     writer = FFMpegWriter(fps=FRAMES_PER_SECOND)
-    with writer.saving(plain, str(out), figure.dpi):
-        for pixels in frames:
-            image = plain.figimage(pixels) if image is None else image
-            image.set_data(pixels)
-            writer.grab_frame()
+    try:
+        with writer.saving(plain, str(out), figure.dpi):
+            for pixels in frames:
+                image = plain.figimage(pixels) if image is None else image
+                image.set_data(pixels)
+                writer.grab_frame()
+    except CalledProcessError as error:
+        raise DataError(f"{out}: ffmpeg could not write it, status {error.returncode}") from None
 
 
 def _write_with_opencv(frames: Iterator[np.ndarray], out: Path) -> None:
@@ -204,11 +208,10 @@ def _draw_map(axes: Any, item: dict[str, Any]) -> None:
     axes.plot(*_metres(item, np.stack([u, v], 1)).T, ".", color="black", markersize=2, label="nodes")
     uv, odometry = item["uv_pose"].numpy()[:, :2], item["odometry"].numpy()[:, :2]
     truth, summed = _metres(item, uv), _metres(item, uv[0] + np.concatenate([np.zeros((1, 2)), np.cumsum(odometry, 0)]))
+    style: dict[str, Any] = {"marker": "o" if len(truth) <= 30 else "", "markeredgecolor": "white"}
     axes.plot(*truth.T, "-", color="white", linewidth=4)
-    axes.plot(
-        *summed.T, "o--", color="tab:purple", markersize=4, linewidth=1.5, markeredgecolor="white", label="noisy odometry"
-    )
-    axes.plot(*truth.T, "o-", color="black", markersize=5, linewidth=2, markeredgecolor="white", label="truth")
+    axes.plot(*summed.T, "--", color="tab:purple", markersize=4, linewidth=1.5, label="noisy odometry", **style)
+    axes.plot(*truth.T, "-", color="black", markersize=5, linewidth=2, label="truth", **style)
     centre, half = (truth.min(0) + truth.max(0)) / 2, np.ptp(truth, axis=0).max() / 2 + MARGIN
     (left, bottom), (right, top) = np.clip([centre - half, centre + half], *corners)
     axes.set(xlim=(left, right), ylim=(bottom, top))
@@ -217,23 +220,30 @@ def _draw_map(axes: Any, item: dict[str, Any]) -> None:
     axes.set_title(item["name"], fontsize=9)
 
 
-def _draw_frustum(axes: Any, item: dict[str, Any], t: int, *, strong: bool) -> list[Any]:
-    """What the camera sees, as a triangle; strong ones have the frame's number."""
+def _apart(item: dict[str, Any], shown: list[int]) -> list[int]:
+    """Those of the frames that are far enough from each other to be told apart on the map."""
+    uv = item["uv_pose"].numpy()[:, :2]
+    distance = max(4 * item["pixels_per_metre"].item(), float(np.ptp(uv, axis=0).max()) / 20)
+    kept = shown[:1]
+    for t in shown[1:]:
+        if np.hypot(*(uv[t] - uv[kept[-1]])) >= distance:
+            kept.append(t)
+    return kept
+
+
+def _draw_frustum(axes: Any, item: dict[str, Any], t: int) -> list[Any]:
+    """What the camera of frame t sees, as a triangle with the frame's number."""
     u, v, angle = item["uv_pose"][t].tolist()
     fx, _, cx, _ = item["camera"][t].tolist()
-    width, reach = item["image"].shape[3], FRUSTUM * item["pixels_per_metre"].item()
+    extent = float(np.ptp(item["uv_pose"].numpy()[:, :2], axis=0).max())
+    width, reach = item["image"].shape[3], max(FRUSTUM * item["pixels_per_metre"].item(), extent / 10)
     edges = (angle - math.atan((cx + 0.5) / fx), angle + math.atan((width - 0.5 - cx) / fx))
     corners = [(u, v), *((u + reach * math.cos(a), v + reach * math.sin(a)) for a in edges)]
     colour = "tab:red" if item["observed"][t] else "gray"
     x, y = _metres(item, np.array(corners)).T
-    drawn = axes.fill(x, y, facecolor=colour, alpha=0.4 if strong else 0.15, edgecolor="white", linewidth=0.5)
-    if strong:
-        place = {
-            "xytext": (5, 5),
-            "textcoords": "offset points",
-            "bbox": {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none"},
-        }
-        drawn.append(axes.annotate(str(t), (x[0], y[0]), fontsize=7, **place))
+    drawn = axes.fill(x, y, facecolor=colour, alpha=0.4, edgecolor="white", linewidth=0.5)
+    box = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none"}
+    drawn.append(axes.annotate(str(t), (x[0], y[0]), fontsize=7, xytext=(5, 5), textcoords="offset points", bbox=box))
     return drawn
 
 

@@ -5,7 +5,7 @@ through OpenStreetMap's files. Extracts are incomplete, and what is missing cost
 node is missing, an area goes on with the nodes that it has, a ring of a multipolygon that does not close is left out, and a
 hole is kept only inside of an outer ring that is there.
 
-Cost: one projection of all nodes, and classification, some 5 us an element.
+Cost: one projection of all nodes, and classification, some 10 us an element.
 """
 
 from collections import Counter

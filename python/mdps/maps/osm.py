@@ -5,7 +5,7 @@ JSON, and .osm.pbf (through pyosmium, an optional dependency). An extract is nev
 to ways that it lacks, and bounds may be absent; that is normal. A file that is broken or is something else is a DataError of
 one line. XML with a document type, the place of "billion laughs", is refused: OpenStreetMap's has none.
 
-Cost: a dictionary entry an element, about 0.5 kB a node; XML reads some 5 MB a second. Cut whole countries first:
+Cost: 20 us an element, from PBF 40 us, and about 0.5 kB of memory. Cut whole countries first:
 `osmium extract --bbox WEST,SOUTH,EAST,NORTH --strategy smart FILE -o OUT`.
 """
 

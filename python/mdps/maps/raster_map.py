@@ -6,7 +6,7 @@ integers are the *centres* of pixels: u = (x - x_min) * pixels_per_metre - 0.5, 
 raster's box is W by H pixels; a size that is no whole number of pixels grows to the East and North.
 
 File: .npz without pickle (what, where, and the picture), readable by numpy alone.
-Cost: query is one copy of the cut; colour is two table look-ups a pixel.
+Cost: query is one copy of the cut; colour is a table look-up a pixel.
 """
 
 import json
@@ -91,12 +91,12 @@ class RasterMap:
 
     def colour(self) -> NDArray[np.uint8]:
         """The picture of areas with ways over them, RGB uint8 (H, W, 3); colours are those of `mdps.maps.colours`."""
-        areas = np.array([VOID, *AREA_COLOURS.values()], np.uint8)
-        ways = np.array([VOID, *WAY_COLOURS.values()], np.uint8)
-        return np.where((self.classes[1] > 0)[..., None], ways[self.classes[1]], areas[self.classes[0]])
+        table = np.array([VOID, *AREA_COLOURS.values(), *WAY_COLOURS.values()], np.uint8)
+        areas, ways, _ = self.classes
+        return np.take(table, np.where(ways > 0, ways + np.uint8(len(AREAS)), areas), axis=0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the map to one file, at exactly this path; it appears complete or not at all. A few bytes a thousand pixels."""
+        """Write the map to a file at exactly this path, which appears whole or not at all; 10 to 60 bytes a thousand pixels."""
         target = Path(path)
         part = target.with_name(target.name + ".part")
         where = {

@@ -17,6 +17,7 @@ import os
 import pickle
 import pickletools
 import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -192,17 +193,29 @@ def _place(raster: RasterMap, index: tuple[int, int], tile_size: float, tile: An
 
 def _decode(content: bytes, most: tuple[int, int], where: str) -> NDArray[np.uint8]:
     """A PNG as RGB (H, W, 3); its size is checked before it is unpacked."""
-    if content[:8] != b"\x89PNG\r\n\x1a\n" or content[-8:-4] != b"IEND":
-        raise DataError(f"{where}: expected a complete PNG")
+    if not _is_whole_png(content):
+        raise DataError(f"{where}: expected a PNG, whole and undamaged")
     width, height = struct.unpack(">II", content[16:24])
     if not (0 < height <= most[0] and 0 < width <= most[1]):
         raise DataError(f"{where}: expected at most {most[1]} x {most[0]} pixels, got {width} x {height}")
     cv2 = opencv()
     picture = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
     if picture is None:
-        raise DataError(f"{where}: damaged PNG")
+        raise DataError(f"{where}: expected a PNG that OpenCV reads")
     rgb: NDArray[np.uint8] = picture[..., ::-1]
     return rgb
+
+
+def _is_whole_png(content: bytes) -> bool:
+    """Whether all chunks are there with their sums of check; libpng would complain on the terminal, or read half a picture."""
+    place, kind = 8, b""
+    while kind != b"IEND" and place + 12 <= len(content):
+        (length,) = struct.unpack_from(">I", content, place)
+        kind, end = content[place + 4 : place + 8], place + 8 + length
+        if content[end : end + 4] != struct.pack(">I", zlib.crc32(content[place + 4 : end])):
+            return False
+        place = end + 4
+    return content.startswith(b"\x89PNG\r\n\x1a\n") and content[12:16] == b"IHDR" and kind == b"IEND"
 
 
 def _tile_index(key: Any, path: object) -> tuple[int, int]:
