@@ -285,6 +285,15 @@ def test_a_dead_end_is_left_where_it_was_entered(city):
     assert (np.sign(drive.points[1:, 1]) == -np.sign(east))[np.abs(east) > 0.49].all()  # on the right
 
 
+def test_roads_under_buildings_and_at_the_border_are_not_driven_on():
+    ways = [[[-50, 0], [50, 0]], [[-50, 40], [50, 40]], [[-50, -90], [50, -90]], [[0, 0], [0, 40]]]
+    roads = [maps.Line("road", "highway:residential", np.array(way, float)) for way in ways]
+    canvas = ground.Canvas(maps.Box(-100.0, -100.0, 100.0, 100.0))
+    canvas.fill((np.array([[-10.0, 33.0], [10.0, 33.0], [10.0, 39.0], [-10.0, 39.0]]),), "building")
+    driven = tracks.Network(roads, canvas).edges
+    assert [edge[2].tolist() for edge in driven] == [ways[0], ways[0][::-1]]  # the second is too near, the last one under it
+
+
 def test_every_tag_has_a_class_and_every_class_but_rare_ones_a_tag(tmp_path):
     groups = set()
     for seed in range(4):
@@ -363,7 +372,7 @@ def test_mgl_has_what_its_documentation_says(mgl):
             assert max(np.abs(view["roll_pitch_yaw"][:2])) < 8 and 1.4 < view["t_c2w"][2] < 2.6
             errors.append(raster.projection.to_metres(view["gps_position"][:2]) - view["t_c2w"][:2])
         assert {view["camera_id"] for _, view in views} == set(sequence["cameras"])
-    assert 1 < np.std(errors) < 2 * recording.GPS_NOISE
+    assert 1 < np.std(errors) < 2 * recording.GPS_NOISE and np.abs(np.mean(errors, 0)).max() < 2 * recording.GPS_NOISE
 
 
 def test_views_of_a_panorama_look_in_four_directions(mgl):
