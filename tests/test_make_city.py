@@ -1,17 +1,21 @@
 """Made cities against brute force in float64, against the readers of maps and data sets, and against themselves."""
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+if importlib.util.find_spec("cv2") is None:
+    pytest.skip("OpenCV is not installed", allow_module_level=True)
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+import cv2
 import make_city
 from city import ground, mapillary_files, plan, recording, render, scene, sprites, tracks
 from city.render import Camera, Light
