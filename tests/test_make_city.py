@@ -434,6 +434,16 @@ def test_preview_has_a_row_for_each_place(tiny, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "p.png"]
 
 
+def test_a_road_alone_is_a_city(tiny, tmp_path):
+    nodes = "".join(f'<node id="{i}" lat="{50 + y}" lon="10"/>' for i, y in enumerate((0.0, 0.001, 0.0027, 0.0037), 1))
+    corners = '<node id="5" lat="50" lon="9.998"/><node id="6" lat="50.0037" lon="10.002"/>'
+    way = '<way id="1"><nd ref="1"/><nd ref="2"/><nd ref="3"/><nd ref="4"/><tag k="highway" v="residential"/></way>'
+    crossing = '<way id="2"><nd ref="2"/><nd ref="3"/><tag k="highway" v="residential"/></way>'
+    (tmp_path / "road.osm").write_text(f'<osm version="0.6">{nodes}{corners}{way}{crossing}</osm>')
+    out = make(tmp_path / "out", "--osm", tmp_path / "road.osm")
+    assert str(mapillary.read_scene(out / "road_0").problems) == ""
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -72,7 +72,7 @@ def unit_to_world(roll: float, pitch: float, yaw: float) -> Doubles:
     return np.asarray(z @ y @ x, np.float64)
 
 
-def _record(rng: np.random.Generator, scene: Scene, path: recording.Path3, scale: float, folder: Path, number: int) -> None:
+def _record(rng: np.random.Generator, scene: Scene, path: recording.Poses, scale: float, folder: Path, number: int) -> None:
     for part in ("image_02/data", "oxts/data"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     n = len(path.seconds)

@@ -61,7 +61,7 @@ def _add_to_splits(path: Path, name: str, parts: dict[str, list[int]]) -> None:
 
 
 def _panoramas(
-    rng: np.random.Generator, scene: Scene, path: recording.Path3, pixels: int, name: str, first: int, start: int, images: Path
+    rng: np.random.Generator, scene: Scene, path: recording.Poses, pixels: int, name: str, first: int, start: int, images: Path
 ) -> dict[str, Any]:
     """The sequences of a drive with a panoramic camera on the roof."""
     offset, height = float(rng.uniform(-45, 45)), float(rng.uniform(2.1, 2.5))
@@ -79,7 +79,7 @@ def _panoramas(
 
 
 def _perspectives(
-    rng: np.random.Generator, scene: Scene, path: recording.Path3, pixels: int, name: str, first: int, start: int, images: Path
+    rng: np.random.Generator, scene: Scene, path: recording.Poses, pixels: int, name: str, first: int, start: int, images: Path
 ) -> dict[str, Any]:
     """The sequence of a drive with a camera behind the windscreen."""
     width, height = pixels, pixels * 3 // 4
@@ -102,7 +102,7 @@ class _Views:
     """Poses of a drive's camera, and what the file says of each view."""
 
     def __init__(
-        self, rng: np.random.Generator, scene: Scene, path: recording.Path3, height: float, first: int, start: int, images: Path
+        self, rng: np.random.Generator, scene: Scene, path: recording.Poses, height: float, first: int, start: int, images: Path
     ) -> None:
         self.scene, self.images, self.first = scene, images, first
         n = len(path.seconds)

@@ -36,7 +36,7 @@ SIZES = {"small": Size(4, 3, 104, 150, 0.5), "full": Size(9, 20, 220, 600, 1.0)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Path3:
+class Poses:
     """Poses of a vehicle: places (F, 2), headings (F,) counter-clockwise from East in radians, seconds (F,)."""
 
     places: Doubles
@@ -57,7 +57,7 @@ def drives(rng: np.random.Generator, scene: Scene, n: int, metres: float) -> lis
     return [network.drive(rng, metres, visits) for _ in range(n)]
 
 
-def keyframes(rng: np.random.Generator, drive: Drive, n: int, least: float = 4.0) -> Path3:
+def keyframes(rng: np.random.Generator, drive: Drive, n: int, least: float = 4.0) -> Poses:
     """n places at least that many metres apart as the crow flies, fewer where the drive ends before."""
     fine = np.arange(0.0, drive.length, 0.25)
     places, headings = drive.at(fine)
@@ -71,16 +71,16 @@ def keyframes(rng: np.random.Generator, drive: Drive, n: int, least: float = 4.0
             wanted = float(rng.uniform(least + 0.1, least + 3))
             if len(chosen) == n:
                 break
-    return Path3(places[chosen], headings[chosen], seconds[chosen])
+    return Poses(places[chosen], headings[chosen], seconds[chosen])
 
 
-def steady(rng: np.random.Generator, drive: Drive, n: int, step: float) -> Path3:
+def steady(rng: np.random.Generator, drive: Drive, n: int, step: float) -> Poses:
     """n places `step` seconds apart at a speed that changes slowly, fewer where the drive ends before."""
     speed = np.clip(7 + np.cumsum(rng.normal(0, 0.25, n)), 2, 12)
     distance = np.concatenate([[0.0], np.cumsum(speed[:-1] * step)])
     distance = distance[distance < drive.length]
     places, headings = drive.at(distance)
-    return Path3(places, headings, step * np.arange(len(distance), dtype=np.float64))
+    return Poses(places, headings, step * np.arange(len(distance), dtype=np.float64))
 
 
 def drifting(rng: np.random.Generator, shape: tuple[int, int], memory: float) -> Doubles:

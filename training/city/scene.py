@@ -15,7 +15,7 @@ from city.geometry import area, inside, scattered
 from city.ground import KINDS, PIXELS_PER_METRE, Canvas, nearest, paint, segments
 from city.render import Surroundings, World
 from city.sprites import SPRITES, TREES, sprites
-from city.textures import BARRIERS, N_FACADES, Pyramid, TexturedWalls, facade_atlas, ground_colours, ground_detail
+from city.textures import BARRIERS, N_FACADES, Pyramid, Sprite, TexturedWalls, facade_atlas, ground_colours, ground_detail
 from mdps.maps import Box, Elements, Line, OsmData, Projection, osm_elements
 
 Doubles = NDArray[np.float64]
@@ -74,8 +74,7 @@ def build_scene(osm: OsmData, projection: Projection, box: Box, seed: int) -> Sc
     sizes = np.array([SPRITES[kind][:2] for kind in kinds], np.float32).reshape(-1, 2)
     scale = np.array([rng.uniform(0.7, 1.25) if kind in TREES else 1.0 for kind in kinds], np.float32)
     picture = np.array([of_kind[kind][int(rng.integers(len(of_kind[kind])))] for kind in kinds], np.int64)
-    shades = canvas.image.copy()
-    colours = ground_colours(rng, shades)
+    colours = ground_colours(rng, canvas.image)
     _tree_shadows(canvas, colours, places, [kind in TREES for kind in kinds])
     ground = Pyramid.of(colours, box.x_min, box.y_max, 1 / PIXELS_PER_METRE, ground_detail(rng))
     world = _world(rng, walls, ground, places, picture, sizes * scale[:, None], pictures)
@@ -217,7 +216,7 @@ def _world(
     places: Doubles,
     picture: NDArray[np.int64],
     sizes: NDArray[np.float32],
-    pictures: tuple,
+    pictures: tuple[Sprite, ...],
 ) -> World:
     start, end = np.array(walls.start).reshape(-1, 2), np.array(walls.end).reshape(-1, 2)
     owner, begin, stop = split_crossings(start, end)
