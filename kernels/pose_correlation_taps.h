@@ -1,0 +1,62 @@
+/* Where a pose puts a template's cells in the map, for float or double (REAL, FN: for_each_real.h): shared by both twins.
+ * Positions are doubles once a pose and once a tile, and REAL within: as exact on a map of thousands of pixels as on a small one.
+ * No include guard: a file includes it once for each REAL.
+ */
+#include "real_math.h"
+
+#ifndef MDPS_POSE_CORRELATION_TAPS_H
+#define MDPS_POSE_CORRELATION_TAPS_H
+typedef struct {
+    double u, v, cosine, sine;
+    bool finite;
+} PoseTurn;
+
+INLINE double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+/* sin and cos as angle_math.h has them, in double whatever REAL is. */
+INLINE void pose_sine_cosine(double theta, double *sine, double *cosine) {
+    const double w = 2 * turns_f64(theta), t = fabs(w), u = t > 0.5 ? copysign(1 - t, w) : w, c = cospi_poly_f64(u * u);
+    *sine = u * sinpi_over_f64(u * u);
+    *cosine = t > 0.5 ? -c : c;
+}
+#endif
+
+/* The pose in pixels whose centres are integers. */
+INLINE PoseTurn FN(turn_of)(const PoseCorrelation *p, const REAL *pose) {
+    PoseTurn turn = {0, 0, 1, 0, false};
+    turn.finite = pose[0] * 0 == 0 && pose[1] * 0 == 0 && pose[2] * 0 == 0;
+    if (!turn.finite) return turn;
+    turn.u = within(pose[0] - p->shift, -POSE_FAR, (double)p->W + POSE_FAR);
+    turn.v = within(pose[1] - p->shift, -POSE_FAR, (double)p->H + POSE_FAR);
+    pose_sine_cosine(pose[2], &turn.sine, &turn.cosine);
+    return turn;
+}
+
+/* One axis of `size` pixels at i0 + z: the first of its two taps, moved into the map; the weights follow it, and so do their
+ * slopes. Where size is 1 the second tap has weight 0 and is not there. */
+typedef struct {
+    REAL left, right, left_slope, right_slope;
+    int32_t first;
+} FN(Axis);
+
+INLINE FN(Axis) FN(axis_of)(REAL z, int32_t i0, int32_t size, bool replicate) {
+    const REAL f = floor(z), t = z - f;
+    const int32_t i = (int32_t)f + i0, last = size > 1 ? size - 2 : 0, first = i < 0 ? 0 : i > last ? last : i;
+    FN(Axis) a;
+    a.first = first;
+    if (replicate) {
+        const bool low = i < 0 || (i == 0 && t == 0), high = i >= size - 1;
+        a.left = low ? 1 : high ? size == 1 : 1 - t;
+        a.right = low ? 0 : high ? size > 1 : t;
+        a.left_slope = low || high ? 0 : -1;
+        a.right_slope = low || high ? 0 : 1;
+    } else {
+        const bool left_in = i >= 0 && i < size, right_in = i >= -1 && i < size - 1, before = i < first, beyond = i > first;
+        const REAL l = left_in ? 1 - t : 0, r = right_in ? t : 0, dl = left_in ? -1 : 0, dr = right_in ? 1 : 0;
+        a.left = before ? r : beyond ? 0 : l;
+        a.right = before ? 0 : beyond ? l : r;
+        a.left_slope = before ? dr : beyond ? 0 : dl;
+        a.right_slope = before ? 0 : beyond ? dl : dr;
+    }
+    return a;
+}
