@@ -52,21 +52,32 @@ typedef struct {
     void *scores;
     const void *grad;                            /* backward: (R, N) */
     void *grad_map, *grad_templates, *grad_poses; /* backward: NULL where not wanted, the last two together */
-    /* Scratch memory of the CPU; P = pose_cells() */
-    void *x, *y;        /* (K, P) of the valid cells, from the middle of their tile */
-    int32_t *cell;      /* (K, P) i w + j */
-    void *t;            /* (K, P, C) the template there */
-    PoseTile *tile;     /* (K, P / POSE_TILE) */
-    int64_t *n_cells;   /* (K) */
-    double *reach;      /* (K) the farthest valid cell from the origin */
-    void *cell_grad;    /* backward: (K, P, C) */
-    void *pose_grad;    /* backward: (R, pose_chunks(), N, 3) */
+    /* Scratch memory; P = pose_cells() */
+    int32_t *cell;   /* (K, P) valid cells, i w + j, in the order of work */
+    void *t;         /* (K, P, C) the template there. CUDA: of all cells, 0 where they are not valid */
+    int64_t *n_cells; /* (K) */
+    void *cell_grad; /* backward: (K, P, C). CUDA: (pose_parts(), K, P, C) */
+    void *x, *y;     /* CPU: (K, P) of the cells, from the middle of their tile */
+    PoseTile *tile;  /* CPU: (K, P / POSE_TILE) */
+    double *reach;   /* CPU: (K) the farthest valid cell from the origin */
+    void *pose_grad; /* CPU, backward: (R, pose_chunks(), N, 3) */
 } PoseCorrelation;
 
 INLINE int64_t pose_tiles(const PoseCorrelation *p) { return (p->h * p->w + POSE_TILE - 1) / POSE_TILE; }
 INLINE int64_t pose_cells(const PoseCorrelation *p) { return pose_tiles(p) * POSE_TILE; }
 INLINE int64_t pose_chunks(const PoseCorrelation *p) { return (pose_tiles(p) + POSE_CHUNK - 1) / POSE_CHUNK; }
 INLINE int64_t pose_bands(const PoseCorrelation *p) { return (p->H + POSE_BAND - 1) / POSE_BAND; }
+/* CUDA: into how many parts the poses of a row are split for the gradient of a template: as many as fill a GPU. */
+INLINE int64_t pose_parts(const PoseCorrelation *p) {
+    const int64_t blocks = p->K * (pose_cells(p) / POSE_TILE + 1), most = (p->N + 31) / 32, parts = 2048 / blocks + 1;
+    return most < 1 ? 1 : parts < most ? parts : most;
+}
+/* Whether pixels, and tiles that may have a whole row of the template, have numbers of 32 bits; and POSE_FAR is far. */
+INLINE bool pose_fits(const PoseCorrelation *p) {
+    const bool origin = p->x0 >= -1e6 && p->x0 <= 1e6 && p->y0 >= -1e6 && p->y0 <= 1e6;
+    return origin && p->H <= INT32_MAX / p->W && p->h <= 1000000 && p->w <= 1000000 &&
+           p->h * p->w <= INT32_MAX - POSE_TILE && p->w + POSE_STRIP + 4 <= INT32_MAX / (p->W + 1);
+}
 
 void pose_correlation_prepare_f32(int64_t begin, int64_t end, void *parameters);
 void pose_correlation_prepare_f64(int64_t begin, int64_t end, void *parameters);
