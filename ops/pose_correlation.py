@@ -97,7 +97,11 @@ def pose_correlation(
     scores = scores.view(poses.shape[:-1])
     if how == 0:
         return scores
-    count = size.numel() if valid is None else valid.expand(*kinds, *size).sum((-2, -1)).clamp_min(1).flatten()[templates].view(*lead, 1)
+    count = (
+        size.numel()
+        if valid is None
+        else valid.expand(*kinds, *size).sum((-2, -1)).clamp_min(1).flatten()[templates].view(*lead, 1)
+    )
     return scores / (count * size.numel() if how == 2 else count)
 
 
@@ -128,7 +132,9 @@ def _per_cell(name: str, x: Tensor, kinds: torch.Size, size: torch.Size, dtype: 
     if x.device != device:
         raise ValueError(f"{name}: expected the device of template, {device}, got {x.device}")
     if x.dim() < 2 or x.shape[-2:] != size or not _broadcasts(x.shape[:-2], kinds):
-        raise ValueError(f"{name}: expected shape (..., h, w) that goes with the template, {(*kinds, *size)}, got {tuple(x.shape)}")
+        raise ValueError(
+            f"{name}: expected shape (..., h, w) that goes with the template, {(*kinds, *size)}, got {tuple(x.shape)}"
+        )
     return x
 
 
@@ -136,9 +142,7 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
 
 
-def _index(
-    name: str, index: Tensor | None, of: str, kinds: torch.Size, lead: torch.Size, device: torch.device
-) -> Tensor:
+def _index(name: str, index: Tensor | None, of: str, kinds: torch.Size, lead: torch.Size, device: torch.device) -> Tensor:
     """Which of the maps or templates each row of poses has: (rows)."""
     if index is None:
         if not _broadcasts(kinds, lead):
@@ -147,7 +151,9 @@ def _index(
             )
         return torch.arange(kinds.numel(), device=device).view(kinds).expand(lead).reshape(-1)
     if not isinstance(index, Tensor) or index.dtype != torch.int64:
-        raise TypeError(f"{name}: expected an int64 tensor, got {index.dtype if isinstance(index, Tensor) else type(index).__name__}")
+        raise TypeError(
+            f"{name}: expected an int64 tensor, got {index.dtype if isinstance(index, Tensor) else type(index).__name__}"
+        )
     if index.device != device:
         raise ValueError(f"{name}: expected the device of poses, {device}, got {index.device}")
     check.shape(name, index, "(...) of poses", *lead)
