@@ -45,6 +45,7 @@ static Tensor take_arguments(Call *call, StableIValue *stack, PoseCorrelation *p
                            .template_index = template_index.data};
     expect(call, p->C > 0 && p->H > 0 && p->W > 0, "map: expected at least one pixel and channel");
     expect(call, p->h > 0 && p->w > 0, "template: expected at least one cell");
+    expect(call, p->R == 0 || (p->M > 0 && p->K > 0), "map and template: expected at least one");
     expect(call, !ok(call) || pose_fits(p), "map: too large, or the template, or the origin too far from it");
     for (int64_t r = 0; ok(call) && !on_cuda(&poses) && r < p->R; r++) {
         const int64_t m = p->map_index[r], k = p->template_index[r];
@@ -56,15 +57,16 @@ static Tensor take_arguments(Call *call, StableIValue *stack, PoseCorrelation *p
 
 static void prepare(Call *call, const Tensor *poses, PoseCorrelation *p) {
     const int64_t real = poses->is_double ? 8 : 4, cells = p->K * pose_cells(p);
-    p->cell = new_scratch(call, poses, cells * 4);
-    p->t = new_scratch(call, poses, cells * p->C * real);
-    p->n_cells = new_scratch(call, poses, p->K * 8);
-    if (on_cuda(poses)) return;
     p->x = new_scratch(call, poses, cells * real);
     p->y = new_scratch(call, poses, cells * real);
-    p->tile = new_scratch(call, poses, p->K * pose_tiles(p) * (int64_t)sizeof(PoseTile));
-    p->reach = new_scratch(call, poses, p->K * 8);
-    run(call, poses, CPU_KERNELS(pose_correlation_prepare), p, p->K, 1 + CELLS_PER_TASK / pose_cells(p));
+    p->t = new_scratch(call, poses, cells * p->C * real);
+    p->cell = new_scratch(call, poses, cells * 4);
+    p->n_cells = new_scratch(call, poses, p->K * 8);
+    if (!on_cuda(poses)) {
+        p->tile = new_scratch(call, poses, p->K * pose_tiles(p) * (int64_t)sizeof(PoseTile));
+        p->reach = new_scratch(call, poses, p->K * 8);
+    }
+    run(call, poses, KERNELS(pose_correlation_prepare), p, p->K, 1 + CELLS_PER_TASK / pose_cells(p));
 }
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
@@ -105,12 +107,9 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
         prepare(&call, &poses, &p);
         if (want_others) p.cell_grad = new_scratch(&call, &poses, parts * p.K * pose_cells(&p) * p.C * real);
         if (want_others && !on_cuda(&poses)) p.pose_grad = new_scratch(&call, &poses, p.R * pose_chunks(&p) * p.N * 3 * real);
-        if (on_cuda(&poses)) run(&call, &poses, KERNELS(pose_correlation_backward), &p, 1, 1);
-        else {
-            if (want_others) run(&call, &poses, CPU_KERNELS(pose_correlation_backward), &p, p.K * pose_chunks(&p), 1);
-            if (want_others) run(&call, &poses, CPU_KERNELS(pose_correlation_sum), &p, p.R * p.N, CELLS_PER_TASK);
-            if (want_map) run(&call, &poses, CPU_KERNELS(pose_correlation_map), &p, p.M * pose_bands(&p), 1);
-        }
+        if (want_others) run(&call, &poses, KERNELS(pose_correlation_backward), &p, p.K * pose_chunks(&p), 1);
+        if (want_others) run(&call, &poses, CPU_KERNELS(pose_correlation_sum), &p, p.R * p.N, CELLS_PER_TASK);
+        if (want_map) run(&call, &poses, KERNELS(pose_correlation_map), &p, p.M * pose_bands(&p), 1);
     }
     finish(&call, stack, 3, (Tensor[]){grad_map, grad_templates, grad_poses});
 }

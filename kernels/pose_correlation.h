@@ -53,14 +53,14 @@ typedef struct {
     const void *grad;                            /* backward: (R, N) */
     void *grad_map, *grad_templates, *grad_poses; /* backward: NULL where not wanted, the last two together */
     /* Scratch memory; P = pose_cells() */
-    int32_t *cell;   /* (K, P) valid cells, i w + j, in the order of work */
-    void *t;         /* (K, P, C) the template there. CUDA: of all cells, 0 where they are not valid */
+    void *x, *y;      /* (K, P) of the valid cells, from the middle of their tile; CUDA: from the origin */
+    void *t;          /* (K, P, C) the template there */
+    int32_t *cell;    /* (K, P) of a valid cell i w + j; CUDA: of cell i w + j its place among the valid ones, or -1 */
     int64_t *n_cells; /* (K) */
-    void *cell_grad; /* backward: (K, P, C). CUDA: (pose_parts(), K, P, C) */
-    void *x, *y;     /* CPU: (K, P) of the cells, from the middle of their tile */
-    PoseTile *tile;  /* CPU: (K, P / POSE_TILE) */
-    double *reach;   /* CPU: (K) the farthest valid cell from the origin */
-    void *pose_grad; /* CPU, backward: (R, pose_chunks(), N, 3) */
+    void *cell_grad;  /* backward: (K, P, C); CUDA: (pose_parts(), K, P, C) */
+    PoseTile *tile;   /* CPU: (K, P / POSE_TILE) */
+    double *reach;    /* CPU: (K) the farthest valid cell from the origin */
+    void *pose_grad;  /* CPU, backward: (R, pose_chunks(), N, 3) */
 } PoseCorrelation;
 
 INLINE int64_t pose_tiles(const PoseCorrelation *p) { return (p->h * p->w + POSE_TILE - 1) / POSE_TILE; }
@@ -72,6 +72,8 @@ INLINE int64_t pose_parts(const PoseCorrelation *p) {
     const int64_t blocks = p->K * (pose_cells(p) / POSE_TILE + 1), most = (p->N + 31) / 32, parts = 2048 / blocks + 1;
     return most < 1 ? 1 : parts < most ? parts : most;
 }
+/* CUDA: threads that share a pose. */
+INLINE int pose_threads(const PoseCorrelation *p) { return p->h * p->w >= 2048 ? 256 : p->h * p->w >= 256 ? 128 : 32; }
 /* Whether pixels, and tiles that may have a whole row of the template, have numbers of 32 bits; and POSE_FAR is far. */
 INLINE bool pose_fits(const PoseCorrelation *p) {
     const bool origin = p->x0 >= -1e6 && p->x0 <= 1e6 && p->y0 >= -1e6 && p->y0 <= 1e6;
@@ -89,6 +91,9 @@ void pose_correlation_sum_f32(int64_t begin, int64_t end, void *parameters);
 void pose_correlation_sum_f64(int64_t begin, int64_t end, void *parameters);
 void pose_correlation_map_f32(int64_t begin, int64_t end, void *parameters);
 void pose_correlation_map_f64(int64_t begin, int64_t end, void *parameters);
+LAUNCHER int pose_correlation_prepare_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 LAUNCHER int pose_correlation_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+/* With what `sum` does on the CPU. */
 LAUNCHER int pose_correlation_backward_cuda(const void *parameters, int64_t n, int is_double, void *stream);
+LAUNCHER int pose_correlation_map_cuda(const void *parameters, int64_t n, int is_double, void *stream);
 #endif

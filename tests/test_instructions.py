@@ -46,6 +46,10 @@ MOST = {
     "transport backward 50": ("pair", 83),
     "transport forward 250": ("pair and step", 6.9),
     "transport backward 250": ("pair", 40),
+    "pose_correlation forward": ("pose and cell", 26),
+    "pose_correlation backward": ("pose and cell", 40),
+    "pose_correlation backward, map": ("pose and cell", 44),
+    "pose_correlation forward, border": ("pose and cell", 80),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [
@@ -62,6 +66,9 @@ OBJECTS = [
     ("normalize_log_weights", "f32", "normalize_log_weights"),
     ("transport_resample", "f32", "transport_resample"),
     ("transport_resample_backward", "f32", "transport_resample"),
+    ("pose_correlation", "f32", "pose_correlation"),
+    ("pose_correlation_backward", "f32", "pose_correlation"),
+    ("pose_correlation_map", "f32", "pose_correlation"),
 ]
 LOOP = """
 #include "bessel.h"

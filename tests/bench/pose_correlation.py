@@ -2,8 +2,8 @@
 
 8 channels, a template of 64 x 129 cells of which those within 90 degrees are valid (4224), poses around the middle of the map
 with a standard deviation of 20 pixels. Beside ours, in interleaved rounds, PyTorch's grid_sample in two forms: "best", samples
-of valid cells alone and a matrix-vector product, on the better of both memory layouts of the map; and "stacked", as people do it,
-where the patches of all cells are sampled, multiplied with the template and summed. Backward is to poses and template, with a
+of valid cells alone and a matrix-vector product, on the better of two memory layouts of the map; and "stacked", as one writes
+it, where patches of all cells are sampled, multiplied with the template and summed. Backward is to poses and template, with a
 frozen map; the last column has the map's gradient as well, which on a large map is mostly zeros to be written.
 
 Memory: what a process grows by at its peak, forward and backward with a frozen map, in a process of its own.
