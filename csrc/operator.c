@@ -135,7 +135,8 @@ Tensor take_shared_indices(Call *call, StableIValue value, const char *name, int
 }
 
 void expect_like(Call *call, const Tensor *x, const char *x_name, const Tensor *y, const char *y_name) {
-    expect(call, x->dtype == y->dtype || has_kind(x, INDICES) || has_kind(x, FLAGS), "%s: expected the dtype of %s", x_name, y_name);
+    expect(call, x->dtype == y->dtype || has_kind(x, INDICES) || has_kind(x, FLAGS), "%s: expected the dtype of %s", x_name,
+           y_name);
     expect(call, x->device_type == y->device_type && x->device_index == y->device_index, "%s: expected the device of %s",
            x_name, y_name);
 }

@@ -1,7 +1,7 @@
 /* The template's cells in order, and the score of each pose. Contract: pose_correlation.h; a tile: pose_correlation_tile.h.
  *
- * Valid cells are listed in strips of 8 rows walked column by column, so that 64 of them in a row make a compact patch: its taps
- * lie in few rows of the map, whatever the heading and however wide the map, and one circle says where it is.
+ * Valid cells are listed in strips of 8 rows walked column by column, so that 64 of them in a row make a compact patch: its
+ * taps lie in few rows of the map, whatever the heading and however wide the map, and one circle says where it is.
  */
 #ifndef REAL
 #include "pose_correlation.h"
@@ -63,7 +63,7 @@ void FN(pose_correlation_prepare)(int64_t begin, int64_t end, void *parameters) 
 }
 
 INLINE void FN(add_inside)(const REAL *restrict g, int64_t right, int64_t below, REAL fx, REAL fy, const REAL *restrict t,
-                           int lanes, REAL *sum) {
+                       int lanes, REAL *sum) {
 #pragma omp simd
     for (int k = 0; k < lanes; k++) {
         const REAL top = g[k] + fx * (g[k + right] - g[k]);
@@ -72,8 +72,9 @@ INLINE void FN(add_inside)(const REAL *restrict g, int64_t right, int64_t below,
     }
 }
 
-INLINE void FN(add_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i, const REAL *restrict t,
-                           int lanes, REAL *sum) {
+INLINE void
+FN(add_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i, const REAL *restrict t,
+                       int lanes, REAL *sum) {
     const REAL l = q->wu[0][i], r = q->wu[1][i], a = q->wv[0][i], b = q->wv[1][i];
 #pragma omp simd
     for (int k = 0; k < lanes; k++)
@@ -82,8 +83,9 @@ INLINE void FN(add_border)(const REAL *restrict g, int64_t right, int64_t below,
 
 /* Adds the products of `lanes` channels to `total`; m: the map from the pixel that taps are counted from. Two sums, as the
  * processor adds two at a time. */
-INLINE void FN(add_channels)(const PoseCorrelation *p, const FN(Taps) *q, int where, const REAL *m, const REAL *t, int64_t C,
-                             int lanes, REAL *total) {
+INLINE void
+FN(add_channels)(const PoseCorrelation *p, const FN(Taps) *q, int where, const REAL *m, const REAL *t, int64_t C, int lanes,
+                         REAL *total) {
     const int64_t right = where == POSE_INSIDE ? C : FN(right_of)(p, C), below = where == POSE_INSIDE ? C * p->W : FN(below)(p, C);
     REAL even[POSE_LANES] = {0}, odd[POSE_LANES] = {0};
     if (where == POSE_INSIDE)
@@ -98,7 +100,7 @@ INLINE void FN(add_channels)(const PoseCorrelation *p, const FN(Taps) *q, int wh
 }
 
 INLINE void FN(add_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, const REAL *x,
-                         const REAL *y, const REAL *t, int64_t C, REAL *total) {
+                     const REAL *y, const REAL *t, int64_t C, REAL *total) {
     FN(Taps) q;
     if (a->where == POSE_INSIDE) FN(taps_inside)(&q, x, y, a, turn, p->W), m += (a->iv * p->W + a->iu) * C;
     else FN(taps_border)(&q, x, y, a, turn, p);

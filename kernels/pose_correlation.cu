@@ -1,5 +1,5 @@
-/* Scores of poses on the GPU: a block for each pose, a thread for each of its cells, C / 4 loads of 16 bytes a tap (float, where
- * C is a multiple of 4). First the templates' valid cells are listed, by blocks that each count what comes before theirs.
+/* Scores of poses on the GPU: a block for each pose, a thread for each of its cells, C / 4 loads of 16 bytes a tap (float,
+ * where C is a multiple of 4). First the templates' valid cells are listed, by blocks that each count what comes before theirs.
  * Contract: pose_correlation.h.
  */
 #ifndef REAL

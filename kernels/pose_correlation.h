@@ -13,8 +13,8 @@
  * arguments is kept for backward. What a template has in cells that are not valid, NaN included, has no effect.
  *
  * Gradients are those of the bilinear pieces; on a pixel's edge that of the right-hand piece (the larger coordinate), and with
- * `replicate` 0 at and beyond the first and last pixel. A pose that is not finite has a NaN score and gradient, and adds nothing
- * to the gradients of templates and map. Poses farther than POSE_FAR from the map count as so far.
+ * `replicate` 0 at and beyond the first and last pixel. A pose that is not finite has a NaN score and gradient, and adds
+ * nothing to the gradients of templates and map. Poses farther than POSE_FAR from the map count as so far.
  *
  * Steps of the CPU, each with its items:
  *   prepare (templates), forward (poses of all rows);  prepare, backward (templates' chunks of tiles), sum (poses), map (bands)
@@ -50,7 +50,7 @@ typedef struct {
     const bool *valid;
     const int64_t *map_index, *template_index;
     void *scores;
-    const void *grad;                            /* backward: (R, N) */
+    const void *grad;                             /* backward: (R, N) */
     void *grad_map, *grad_templates, *grad_poses; /* backward: NULL where not wanted, the last two together */
     /* Scratch memory; P = pose_cells() */
     void *x, *y;      /* (K, P) of the valid cells, from the middle of their tile; CUDA: from the origin */
@@ -77,8 +77,8 @@ INLINE int pose_threads(const PoseCorrelation *p) { return p->h * p->w >= 2048 ?
 /* Whether pixels, and tiles that may have a whole row of the template, have numbers of 32 bits; and POSE_FAR is far. */
 INLINE bool pose_fits(const PoseCorrelation *p) {
     const bool origin = p->x0 >= -1e6 && p->x0 <= 1e6 && p->y0 >= -1e6 && p->y0 <= 1e6;
-    return origin && p->H <= INT32_MAX / p->W && p->h <= 1000000 && p->w <= 1000000 &&
-           p->h * p->w <= INT32_MAX - POSE_TILE && p->w + POSE_STRIP + 4 <= INT32_MAX / (p->W + 1);
+    return origin && p->H <= INT32_MAX / p->W && p->h <= 1000000 && p->w <= 1000000 && p->h * p->w <= INT32_MAX - POSE_TILE &&
+           p->w + POSE_STRIP + 4 <= INT32_MAX / (p->W + 1);
 }
 
 void pose_correlation_prepare_f32(int64_t begin, int64_t end, void *parameters);

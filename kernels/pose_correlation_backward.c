@@ -1,7 +1,7 @@
 /* Gradients of pose_correlation to poses and templates, in one sweep. Contract: pose_correlation.h.
  *
- * An item has a few tiles of one template and all poses of the rows that use it, 32 poses at a time a tile: a cell's gradient is
- * summed in the order of poses, whatever the number of threads, and a pose's in parts that are added in order.
+ * An item has a few tiles of one template and all poses of the rows that use it, 32 poses at a time a tile: a cell's gradient
+ * is summed in the order of poses, whatever the number of threads, and a pose's in parts that are added in order.
  */
 #ifndef REAL
 #include "pose_correlation.h"
@@ -12,9 +12,9 @@ enum { POSE_BLOCK = 32 }; /* poses that a tile's template serves while it is in 
 #include "pose_correlation_tile.h"
 
 /* Adds grad times the sample to `cell`, and to the sums what the pose's gradient needs. */
-INLINE void FN(back_inside)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i,
-                            const REAL *restrict t, REAL grad, int lanes, REAL *restrict cell, REAL *u, REAL *v, REAL *from_u,
-                            REAL *from_v) {
+INLINE void
+FN(back_inside)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i, const REAL *restrict t,
+                        REAL grad, int lanes, REAL *restrict cell, REAL *u, REAL *v, REAL *from_u, REAL *from_v) {
     const REAL fx = q->fx[i], fy = q->fy[i], xu = q->xu[i], xv = q->xv[i];
 #pragma omp simd
     for (int k = 0; k < lanes; k++) {
@@ -27,9 +27,9 @@ INLINE void FN(back_inside)(const REAL *restrict g, int64_t right, int64_t below
     }
 }
 
-INLINE void FN(back_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i,
-                            const REAL *restrict t, REAL grad, int lanes, REAL *restrict cell, REAL *u, REAL *v, REAL *from_u,
-                            REAL *from_v) {
+INLINE void
+FN(back_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i, const REAL *restrict t,
+                        REAL grad, int lanes, REAL *restrict cell, REAL *u, REAL *v, REAL *from_u, REAL *from_v) {
     const REAL l = q->wu[0][i], r = q->wu[1][i], dl = q->du[0][i], dr = q->du[1][i], xu = q->xu[i], xv = q->xv[i];
     const REAL a = q->wv[0][i], b = q->wv[1][i], da = q->dv[0][i], db = q->dv[1][i];
 #pragma omp simd
@@ -44,8 +44,9 @@ INLINE void FN(back_border)(const REAL *restrict g, int64_t right, int64_t below
 }
 
 /* Of `lanes` channels of a tile; sums[0..2]: lanes of the gradients by u, v and theta, without grad. */
-INLINE void FN(back_channels)(const PoseCorrelation *p, const PosePlace *a, const FN(Taps) *q, const REAL *m, const REAL *t,
-                              REAL grad, int64_t C, int lanes, REAL *cell, REAL (*sums)[POSE_LANES]) {
+INLINE void
+FN(back_channels)(const PoseCorrelation *p, const PosePlace *a, const FN(Taps) *q, const REAL *m, const REAL *t, REAL grad,
+                          int64_t C, int lanes, REAL *cell, REAL (*sums)[POSE_LANES]) {
     const bool inside = a->where == POSE_INSIDE;
     const int64_t right = inside ? C : FN(right_of)(p, C), below = inside ? C * p->W : FN(below)(p, C);
     REAL u[POSE_LANES] = {0}, v[POSE_LANES] = {0}, from_u[POSE_LANES] = {0}, from_v[POSE_LANES] = {0};
@@ -64,8 +65,9 @@ INLINE void FN(back_channels)(const PoseCorrelation *p, const PosePlace *a, cons
     }
 }
 
-INLINE void FN(back_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, int64_t i, REAL grad,
-                          int64_t C, REAL (*sums)[POSE_LANES]) {
+INLINE void
+FN(back_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, int64_t i, REAL grad,
+                      int64_t C, REAL (*sums)[POSE_LANES]) {
     FN(Taps) q;
     const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i, *t = (const REAL *)p->t + i * C;
     REAL *cell = (REAL *)p->cell_grad + i * C;
@@ -102,7 +104,8 @@ CLONES_AVX2 void FN(pose_correlation_backward)(int64_t begin, int64_t end, void 
     const int64_t padded = pose_cells(p), cells = p->h * p->w, C = p->C;
     for (int64_t item = begin; item < end; item++) {
         const int64_t k = item / pose_chunks(p), first = item % pose_chunks(p) * POSE_CHUNK, n_cells = p->n_cells[k];
-        const int64_t tiles = (n_cells + POSE_TILE - 1) / POSE_TILE, last = first + POSE_CHUNK < tiles ? first + POSE_CHUNK : tiles;
+        const int64_t tiles = (n_cells + POSE_TILE - 1) / POSE_TILE,
+                      last = first + POSE_CHUNK < tiles ? first + POSE_CHUNK : tiles;
         if (first >= last) continue;
         REAL *cell = (REAL *)p->cell_grad + k * padded * C, *out = (REAL *)p->grad_templates + k * C * cells;
         memset(cell + first * POSE_TILE * C, 0, (last - first) * POSE_TILE * C * sizeof(REAL));
@@ -128,7 +131,8 @@ void FN(pose_correlation_sum)(int64_t begin, int64_t end, void *parameters) {
         REAL *out = (REAL *)p->grad_poses + 3 * n;
         for (int d = 0; d < 3; d++) {
             REAL sum = good ? 0 : (REAL)NAN;
-            for (int64_t j = 0; j < chunks; j++) sum += ((const REAL *)p->pose_grad)[((r * most + j) * p->N + n % p->N) * 3 + d];
+            for (int64_t j = 0; j < chunks; j++)
+                sum += ((const REAL *)p->pose_grad)[((r * most + j) * p->N + n % p->N) * 3 + d];
             out[d] = sum;
         }
     }

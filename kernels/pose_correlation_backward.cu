@@ -59,8 +59,10 @@ template <int V> static __global__ void FN(of_poses)(PoseCorrelation p) {
 }
 
 /* Adds the samples of one cell from `count` poses, times their gradients, to `sum`; m: the map from the first channel. */
-template <int V> DEVICE void FN(add_samples)(const PoseCorrelation &p, const FN(Seen) *seen, int count, REAL x, REAL y,
-                                             const REAL *m, int64_t channels, REAL *sum) {
+template <int V>
+DEVICE void
+FN(add_samples)(const PoseCorrelation &p, const FN(Seen) *seen, int count, REAL x, REAL y, const REAL *m, int64_t channels,
+                        REAL *sum) {
     for (int n = 0; n < count; n++) {
         if (!seen[n].finite) continue;
         const FN(Cell) cell = FN(cell_of)(p, seen[n], x, y);
@@ -125,7 +127,8 @@ static __global__ void FN(add_parts)(Numbers<PoseCorrelation> numbers) {
 static int FN(launch_gradients)(const PoseCorrelation &p, void *stream) {
     const int most = 16 / sizeof(REAL);
     const bool one = pose_vector(p, most, sizeof(REAL)) == 1;
-    const int64_t groups = (p.C + POSE_GROUP - 1) / POSE_GROUP, blocks = pose_parts(&p) * p.K * (pose_cells(&p) / CELLS) * groups;
+    const int64_t groups = (p.C + POSE_GROUP - 1) / POSE_GROUP,
+                  blocks = pose_parts(&p) * p.K * (pose_cells(&p) / CELLS) * groups;
     void (*of_poses)(PoseCorrelation) = one ? FN(of_poses)<1> : FN(of_poses)<most>;
     void (*of_templates)(PoseCorrelation) = one ? FN(of_templates)<1> : FN(of_templates)<most>;
     int status = launch(of_poses, p.R * p.N, pose_threads(&p), WARP * sizeof(REAL), stream, p);

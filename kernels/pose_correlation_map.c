@@ -1,5 +1,5 @@
-/* The gradient of pose_correlation to the map, in bands of 64 rows: whatever the number of threads, one of them adds to a pixel,
- * and in the order of rows, poses and cells. A tile that crosses the edge of a band is done for both. Contract:
+/* The gradient of pose_correlation to the map, in bands of 64 rows: whatever the number of threads, one of them adds to a
+ * pixel, and in the order of rows, poses and cells. A tile that crosses the edge of a band is done for both. Contract:
  * pose_correlation.h.
  */
 #ifndef REAL
@@ -17,7 +17,7 @@ typedef struct {
 
 /* To two taps of the row `top` and two of the row `bottom`. */
 INLINE void FN(give_inside)(REAL *restrict top, REAL *restrict bottom, int64_t right, REAL fx, REAL upper, REAL lower,
-                            const REAL *restrict t, int lanes) {
+                        const REAL *restrict t, int lanes) {
 #pragma omp simd
     for (int k = 0; k < lanes; k++) {
         const REAL a = upper * t[k], b = lower * t[k], a1 = fx * a, b1 = fx * b;
@@ -28,8 +28,9 @@ INLINE void FN(give_inside)(REAL *restrict top, REAL *restrict bottom, int64_t r
     }
 }
 
-INLINE void FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, int64_t middle, bool within_band,
-                              REAL grad, const REAL *t, int64_t C, int64_t c, int lanes) {
+INLINE void
+FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, int64_t middle, bool within_band,
+                          REAL grad, const REAL *t, int64_t C, int64_t c, int lanes) {
     const int64_t first = band->low * p->W - middle, end = band->high * p->W - middle;
     REAL *map = band->map + middle * C + c, *spare = band->spare;
     for (int i = 0; i < POSE_TILE; i++) {
@@ -46,7 +47,8 @@ INLINE void FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const
 }
 
 /* A tile on the map's border. Taps may coincide: one after the other. */
-INLINE void FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, REAL grad, const REAL *t, int64_t C) {
+INLINE void
+FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, REAL grad, const REAL *t, int64_t C) {
     const int64_t right = FN(right_of)(p, C), first = band->low * p->W, end = band->high * p->W;
     for (int i = 0; i < POSE_TILE; i++)
         for (int s = 0; s < 2; s++) {
@@ -60,7 +62,7 @@ INLINE void FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const F
 }
 
 INLINE void FN(give_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const FN(Band) *band, REAL grad,
-                          int64_t i, int64_t C) {
+                      int64_t i, int64_t C) {
     FN(Taps) q;
     const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i, *t = (const REAL *)p->t + i * C;
     if (a->where == POSE_BORDER) {
@@ -72,8 +74,7 @@ INLINE void FN(give_tile)(const PoseCorrelation *p, const PosePlace *a, const Po
     const int64_t middle = a->iv * p->W + a->iu;
     FN(taps_inside)(&q, x, y, a, turn, p->W);
     int64_t c = 0;
-    for (; c + POSE_LANES <= C; c += POSE_LANES)
-        FN(give_channels)(p, &q, band, middle, within_band, grad, t, C, c, POSE_LANES);
+    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(give_channels)(p, &q, band, middle, within_band, grad, t, C, c, POSE_LANES);
     for (; c < C; c++) FN(give_channels)(p, &q, band, middle, within_band, grad, t, C, c, 1);
 }
 

@@ -1,10 +1,10 @@
 /* The gradient of pose_correlation to the map on the GPU: a pixel gathers, so that nothing is added by chance. Contract:
  * pose_correlation.h.
  *
- * A thread has a pixel and 8 channels; its block has 16 x 8 pixels, finds which poses reach them, 128 at a time in shared memory,
- * and every thread looks up the cells whose samples lie less than a pixel away: those within a turned square of 2 x 2 around the
- * pixel, seen from the pose, 9 places at most. With `replicate` the border's pixels stand for all beyond: each has a block of its
- * own, which goes through all cells of the poses that reach it.
+ * A thread has a pixel and 8 channels; its block has 16 x 8 pixels, finds which poses reach them, 128 at a time in shared
+ * memory, and every thread looks up the cells whose samples lie less than a pixel away: those within a turned square of 2 x 2
+ * around the pixel, seen from the pose, 9 places at most. With `replicate` the border's pixels stand for all beyond: each has a
+ * block of its own, which goes through all cells of the poses that reach it.
  */
 #ifndef REAL
 #include "pose_correlation.h"
@@ -29,7 +29,7 @@ typedef struct {
 
 /* Lists those poses of row r from `first` on, one for each thread, that reach the pixels left to right and top to bottom. */
 DEVICE int FN(list_seers)(const PoseCorrelation &p, int64_t r, int64_t first, int64_t left, int64_t right, int64_t top,
-                          int64_t bottom, FN(Seers) *s) {
+                      int64_t bottom, FN(Seers) *s) {
     const int64_t n = first + threadIdx.x;
     const double reach = pose_reach(p), last_u = (double)(p.W - 1), last_v = (double)(p.H - 1);
     bool reaches = false;
@@ -61,7 +61,8 @@ DEVICE void FN(add_cell)(const PoseCorrelation &p, const REAL *t, REAL weight, i
 }
 
 /* What pixel (column, row) gets from a pose's cells, of template k, channels from c on. */
-DEVICE void FN(gather)(const PoseCorrelation &p, const FN(Seen) &a, int64_t k, int64_t column, int64_t row, int64_t c, REAL *sum) {
+DEVICE void
+FN(gather)(const PoseCorrelation &p, const FN(Seen) &a, int64_t k, int64_t column, int64_t row, int64_t c, REAL *sum) {
     const REAL u = (REAL)(column - a.iu) - a.fu, v = (REAL)(row - a.iv) - a.fv, r = fabs(a.c) + fabs(a.s) + (REAL)0.01;
     const REAL x = u * a.c + v * a.s + (REAL)p.x0, y = v * a.c - u * a.s + (REAL)p.y0;
     const int64_t j0 = (int64_t)ceil(x - r), j1 = (int64_t)floor(x + r), i0 = (int64_t)ceil(y - r), i1 = (int64_t)floor(y + r);
@@ -78,7 +79,8 @@ DEVICE void FN(gather)(const PoseCorrelation &p, const FN(Seen) &a, int64_t k, i
 }
 
 static __global__ void FN(gather_pixels)(PoseCorrelation p) {
-    const int64_t groups = (p.C + POSE_GROUP - 1) / POSE_GROUP, wide = (p.W + ACROSS - 1) / ACROSS, high = (p.H + DOWN - 1) / DOWN;
+    const int64_t groups = (p.C + POSE_GROUP - 1) / POSE_GROUP, wide = (p.W + ACROSS - 1) / ACROSS,
+                  high = (p.H + DOWN - 1) / DOWN;
     const int64_t c = blockIdx.x % groups * POSE_GROUP, left = blockIdx.x / groups % wide * ACROSS;
     const int64_t top = blockIdx.x / groups / wide % high * DOWN, m = blockIdx.x / groups / wide / high;
     const int64_t column = left + threadIdx.x % ACROSS, row = top + threadIdx.x / ACROSS;

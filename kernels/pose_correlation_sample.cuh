@@ -60,7 +60,7 @@ DEVICE FN(Axis) FN(axis_inside)(REAL z, int32_t i0) {
 
 typedef struct {
     FN(Axis) u, v;
-    REAL xu, xv;                /* the cell from the pose, turned */
+    REAL xu, xv;                 /* the cell from the pose, turned */
     int64_t first, right, below; /* numbers of the map: the first tap's, and how far the others are */
 } FN(Cell);
 

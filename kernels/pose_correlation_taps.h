@@ -1,6 +1,6 @@
 /* Where a pose puts a template's cells in the map, for float or double (REAL, FN: for_each_real.h): shared by both twins.
- * Positions are doubles once a pose and once a tile, and REAL within: as exact on a map of thousands of pixels as on a small one.
- * No include guard: a file includes it once for each REAL.
+ * Positions are doubles once a pose and once a tile, and REAL within: as exact on a map of thousands of pixels as on a small
+ * one. No include guard: a file includes it once for each REAL.
  */
 #include "real_math.h"
 
@@ -51,7 +51,7 @@ INLINE FN(Axis) FN(axis_of)(REAL z, int32_t i0, int32_t size, bool replicate) {
         a.left_slope = low || high ? 0 : -1;
         a.right_slope = low || high ? 0 : 1;
     } else {
-        const bool left_in = i >= 0 && i < size, right_in = i >= -1 && i < size - 1, before = i < first, beyond = i > first;
+        const bool left_in = i >= 0 && i < size, right_in = i >= -1 && i < size - 1, before = i<first, beyond = i> first;
         const REAL l = left_in ? 1 - t : 0, r = right_in ? t : 0, dl = left_in ? -1 : 0, dr = right_in ? 1 : 0;
         a.left = before ? r : beyond ? 0 : l;
         a.right = before ? 0 : beyond ? l : r;

@@ -1,10 +1,10 @@
 /* A tile of 64 cells seen from a pose, for float or double (REAL, FN: for_each_real.h): what forward, backward and the map's
  * gradient share on the CPU.
  *
- * First the cells are lanes: where each lies in the map, into the first-level cache. Then the channels are lanes: four taps of C
- * numbers a cell. A circle around the tile says whether it lies inside of the map, where taps need no tests, or outside, where
- * there is nothing to do, or on the border, where taps are moved into the map and have weights of their own.
- * No include guard: a file includes it once for each REAL.
+ * First the cells are lanes: where each lies in the map, into the first-level cache. Then the channels are lanes: four taps of
+ * C numbers a cell. A circle around the tile says whether it lies inside of the map, where taps need no tests, or outside,
+ * where there is nothing to do, or on the border, where taps are moved into the map and have weights of their own. No include
+ * guard: a file includes it once for each REAL.
  */
 #include "pose_correlation_taps.h"
 
@@ -36,8 +36,8 @@ INLINE PosePlace pose_place(const PoseCorrelation *p, const PoseTile *tile, cons
 }
 #endif
 
-/* Of the cells of a tile: fractions, or weights and slopes of taps on the border; the first tap's pixel, from the middle's pixel
- * (inside) or from the map's first (on the border); and the cell from the middle, turned: its derivatives by theta. */
+/* Of the cells of a tile: fractions, or weights and slopes of taps on the border; the first tap's pixel, from the middle's
+ * pixel (inside) or from the map's first (on the border); and the cell from the middle, turned: its derivatives by theta. */
 typedef struct {
     REAL fx[POSE_TILE], fy[POSE_TILE], xu[POSE_TILE], xv[POSE_TILE];
     int32_t pixel[POSE_TILE];
@@ -45,7 +45,7 @@ typedef struct {
 } FN(Taps);
 
 INLINE void FN(taps_inside)(FN(Taps) *restrict q, const REAL *restrict x, const REAL *restrict y, const PosePlace *a,
-                            const PoseTurn *turn, int64_t width) {
+                        const PoseTurn *turn, int64_t width) {
     const REAL c = (REAL)turn->cosine, s = (REAL)turn->sine, fu = (REAL)a->fu, fv = (REAL)a->fv;
     const int32_t W = (int32_t)width;
 #pragma omp simd
@@ -58,7 +58,7 @@ INLINE void FN(taps_inside)(FN(Taps) *restrict q, const REAL *restrict x, const 
 }
 
 INLINE void FN(taps_border)(FN(Taps) *restrict q, const REAL *restrict x, const REAL *restrict y, const PosePlace *a,
-                            const PoseTurn *turn, const PoseCorrelation *p) {
+                        const PoseTurn *turn, const PoseCorrelation *p) {
     const REAL c = (REAL)turn->cosine, s = (REAL)turn->sine, fu = (REAL)a->fu, fv = (REAL)a->fv;
     for (int i = 0; i < POSE_TILE; i++) {
         const REAL xu = x[i] * c - y[i] * s, xv = x[i] * s + y[i] * c;

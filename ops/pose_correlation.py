@@ -1,12 +1,12 @@
 """How well a template, seen from above, fits a map at poses: the score of map-based localization, pose by pose."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from . import _arguments as check
+from . import _cells as cells
 from ._operator import operator, reference_active
 
 _PADDING = {"zeros": 0, "replicate": 1}
@@ -65,16 +65,16 @@ def pose_correlation(
     given = (map, template, poses) if confidence is None else (map, template, poses, confidence)
     map, template, poses, *factor = check.reals(("map", "template", "poses", "confidence"), *given)
     replicate, how = check.choice("padding", padding, _PADDING), check.choice("normalize", normalize, _NORMALIZE)
-    lead = _shapes(map, template, poses)
-    x0, y0 = _origin(origin)
+    lead = cells.shapes(map, template, poses)
+    x0, y0 = cells.origin(origin)
     kinds, size = template.shape[:-3], template.shape[-2:]
     if valid is not None:
-        valid = _per_cell("valid", valid, kinds, size, torch.bool, template.device)
+        valid = cells.values("valid", valid, kinds, size, torch.bool, template.device)
     if factor:
-        weight = _per_cell("confidence", factor[0], kinds, size, template.dtype, template.device)
+        weight = cells.values("confidence", factor[0], kinds, size, template.dtype, template.device)
         template = template * (weight if valid is None else torch.where(valid, weight, 0.0)).unsqueeze(-3)
-    maps = _index("map_index", map_index, "map", map.shape[:-3], lead, poses.device)
-    templates = _index("template_index", template_index, "template", kinds, lead, poses.device)
+    maps = cells.rows_index("map_index", map_index, "map", map.shape[:-3], lead, poses.device)
+    templates = cells.rows_index("template_index", template_index, "template", kinds, lead, poses.device)
     args = (
         map.reshape(-1, *map.shape[-3:]).permute(0, 2, 3, 1),
         template.reshape(-1, *template.shape[-3:]),
@@ -97,67 +97,11 @@ def pose_correlation(
     scores = scores.view(poses.shape[:-1])
     if how == 0:
         return scores
-    count = (
-        size.numel()
-        if valid is None
-        else valid.expand(*kinds, *size).sum((-2, -1)).clamp_min(1).flatten()[templates].view(*lead, 1)
-    )
-    return scores / (count * size.numel() if how == 2 else count)
-
-
-def _shapes(map: Tensor, template: Tensor, poses: Tensor) -> torch.Size:
-    """Check them; return the leading dimensions of the poses."""
-    if map.dim() < 3 or 0 in map.shape[-3:]:
-        raise ValueError(f"map: expected shape (..., C, H, W), none of them 0, got {tuple(map.shape)}")
-    if template.dim() < 3 or 0 in template.shape[-2:] or template.size(-3) != map.size(-3):
-        what = f"(..., C, h, w) with C = {map.size(-3)} as the map has and at least one cell"
-        raise ValueError(f"template: expected shape {what}, got {tuple(template.shape)}")
-    if poses.dim() < 2 or poses.size(-1) != 3:
-        raise ValueError(f"poses: expected shape (..., N, 3), got {tuple(poses.shape)}")
-    return poses.shape[:-2]
-
-
-def _origin(origin: Sequence[float]) -> tuple[float, float]:
-    if not isinstance(origin, (tuple, list)) or len(origin) != 2 or not all(isinstance(x, (int, float)) for x in origin):
-        raise TypeError(f"origin: expected two numbers (x0, y0), got {origin!r}")
-    if not all(abs(x) <= 1e6 for x in origin):
-        raise ValueError(f"origin: expected numbers of at most 1e6, got {origin!r}")
-    return float(origin[0]), float(origin[1])
-
-
-def _per_cell(name: str, x: Tensor, kinds: torch.Size, size: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Check a number for each cell of templates."""
-    if not isinstance(x, Tensor) or x.dtype != dtype:
-        raise TypeError(f"{name}: expected a tensor of {dtype}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
-    if x.device != device:
-        raise ValueError(f"{name}: expected the device of template, {device}, got {x.device}")
-    if x.dim() < 2 or x.shape[-2:] != size or not _broadcasts(x.shape[:-2], kinds):
-        raise ValueError(
-            f"{name}: expected shape (..., h, w) that goes with the template, {(*kinds, *size)}, got {tuple(x.shape)}"
-        )
-    return x
-
-
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
-
-
-def _index(name: str, index: Tensor | None, of: str, kinds: torch.Size, lead: torch.Size, device: torch.device) -> Tensor:
-    """Which of the maps or templates each row of poses has: (rows)."""
-    if index is None:
-        if not _broadcasts(kinds, lead):
-            raise ValueError(
-                f"{of}: expected leading dimensions that broadcast to those of poses, {tuple(lead)}, got {tuple(kinds)}"
-            )
-        return torch.arange(kinds.numel(), device=device).view(kinds).expand(lead).reshape(-1)
-    if not isinstance(index, Tensor) or index.dtype != torch.int64:
-        raise TypeError(
-            f"{name}: expected an int64 tensor, got {index.dtype if isinstance(index, Tensor) else type(index).__name__}"
-        )
-    if index.device != device:
-        raise ValueError(f"{name}: expected the device of poses, {device}, got {index.device}")
-    check.shape(name, index, "(...) of poses", *lead)
-    return index.reshape(-1)
+    by_area = size.numel() if how == 2 else 1
+    if valid is None:
+        return scores / (size.numel() * by_area)
+    count = valid.expand(*kinds, *size).sum((-2, -1)).clamp_min(1).flatten()
+    return scores / (count.index_select(0, templates.clamp(0, kinds.numel() - 1)) * by_area).view(*lead, 1)
 
 
 def _taps(position: Tensor, size: int, replicate: int) -> list[tuple[Tensor, Tensor]]:
@@ -222,32 +166,9 @@ _backward = operator("pose_correlation_backward")
 _correlate = operator("pose_correlation", _save, _gradients)
 
 
-def _stack(n: int, in_dims: tuple, args: tuple, alone: tuple[bool, bool]) -> tuple:
-    """The arguments from map to template_index of n mapped calls as those of one. What is mapped stands in a row behind each
-    other; maps and templates that are shared stay shared, unless `alone` asks for copies (their gradients are the calls' own).
-    """
-
-    def flat(i: int, mapped: bool = True) -> Tensor | None:
-        if args[i] is None or not mapped:
-            return args[i]
-        moved = args[i].expand(n, *args[i].shape) if in_dims[i] is None else args[i].movedim(in_dims[i], 0)
-        return moved.flatten(0, 1)
-
-    def counted(i: int, of: Tensor, mapped: bool) -> Tensor:
-        calls = torch.arange(n, device=of.device).repeat_interleave(rows)
-        return flat(i) + (calls * (of.size(0) // n) if mapped else 0)
-
-    poses = flat(3)
-    rows = poses.size(0) // n
-    map_mapped = alone[0] or in_dims[0] is not None
-    template_mapped = alone[1] or in_dims[1] is not None or in_dims[2] is not None
-    map, templates, valid = flat(0, map_mapped), flat(1, template_mapped), flat(2, template_mapped)
-    return map, templates, valid, poses, counted(4, map, map_mapped), counted(5, templates, template_mapped)
-
-
 @torch.library.register_vmap("mdps::pose_correlation")
 def _(info, in_dims, *args):
-    out = torch.ops.mdps.pose_correlation(*_stack(info.batch_size, in_dims, args, (False, False)), *args[6:])
+    out = torch.ops.mdps.pose_correlation(*cells.stack(info.batch_size, in_dims, args, (False, False)), *args[6:])
     return out.unflatten(0, (info.batch_size, out.size(0) // info.batch_size)), 0
 
 
@@ -255,7 +176,7 @@ def _(info, in_dims, *args):
 def _(info, in_dims, grad, *args):
     n, wanted = info.batch_size, args[-1]
     grad = grad.expand(n, *grad.shape) if in_dims[0] is None else grad.movedim(in_dims[0], 0)
-    stacked = _stack(n, in_dims[1:], args, (bool(wanted & 1), bool(wanted & 2)))
+    stacked = cells.stack(n, in_dims[1:], args, (bool(wanted & 1), bool(wanted & 2)))
     out = torch.ops.mdps.pose_correlation_backward(grad.flatten(0, 1), *stacked, *args[6:])
     given = (wanted & 1, wanted & 2, wanted & 2)
     results = tuple(o.unflatten(0, (n, o.size(0) // n)) if g else o for o, g in zip(out, given))

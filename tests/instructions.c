@@ -258,8 +258,8 @@ static void run_scores_map(void *parameters) {
     pose_correlation_map_f32(0, p->M * pose_bands(p), p);
 }
 
-/* 40 poses, 8 channels, 64 x 129 cells of which a sector of 90 degrees is valid, in a map that they stay inside of, or in one of
- * which they see the border everywhere.
+/* 40 poses, 8 channels, 64 x 129 cells of which a sector of 90 degrees is valid, in a map that they stay inside of, or in one
+ * of which they see the border everywhere.
  */
 static void scores(void) {
     static const int64_t zero = 0;

@@ -38,6 +38,10 @@ class Inputs:
         samples = F.grid_sample(self.map, at[None], align_corners=True)[0].unflatten(1, poses.shape[:2])
         return (samples @ template.flatten(2)[..., cells].transpose(0, 1).unsqueeze(-1)).sum((0, 3))
 
+    def forward(self, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return f(self.templates, self.poses)
+
     def both(self, f: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
         wanted = self.templates.detach().requires_grad_(), self.poses.detach().requires_grad_()
         return torch.autograd.grad(f(*wanted).sum(), wanted)
@@ -46,10 +50,9 @@ class Inputs:
 def stage(run: Run) -> Iterator[Row]:
     inputs = Inputs(STEPS, POSES, SIZE, run.device) if run.on_gpu else Inputs(2, 3, 256, run.device)
     others = inputs.by_grid_sample
-    with torch.no_grad():
-        yield attempt("scores are grid_sample's", lambda: _agree(inputs))
-        yield attempt("forward", lambda: _measure(lambda: inputs.ours(inputs.templates, inputs.poses), run))
-        yield offer("forward, grid_sample", lambda: _measure(lambda: others(inputs.templates, inputs.poses), run))
+    yield attempt("scores are grid_sample's", lambda: _agree(inputs))
+    yield attempt("forward", lambda: _measure(lambda: inputs.forward(inputs.ours), run))
+    yield offer("forward, grid_sample", lambda: _measure(lambda: inputs.forward(others), run))
     yield attempt("forward and backward", lambda: _measure(lambda: inputs.both(inputs.ours), run))
     yield offer("forward and backward, grid_sample", lambda: _measure(lambda: inputs.both(others), run))
 
