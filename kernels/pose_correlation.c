@@ -76,37 +76,43 @@ INLINE void
 FN(add_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i, const REAL *restrict t,
                        int lanes, REAL *sum) {
     const REAL l = q->wu[0][i], r = q->wu[1][i], a = q->wv[0][i], b = q->wv[1][i];
+    const REAL *restrict g1 = g + right, *restrict g2 = g + below, *restrict g3 = g2 + right;
 #pragma omp simd
-    for (int k = 0; k < lanes; k++)
-        sum[k] += (a * (l * g[k] + r * g[k + right]) + b * (l * g[k + below] + r * g[k + below + right])) * t[k];
+    for (int k = 0; k < lanes; k++) sum[k] += (a * (l * g[k] + r * g1[k]) + b * (l * g2[k] + r * g3[k])) * t[k];
 }
 
 /* Adds the products of `lanes` channels to `total`; m: the map from the pixel that taps are counted from. Two sums, as the
  * processor adds two at a time. */
-INLINE void
-FN(add_channels)(const PoseCorrelation *p, const FN(Taps) *q, int where, const REAL *m, const REAL *t, int64_t C, int lanes,
-                         REAL *total) {
-    const int64_t right = where == POSE_INSIDE ? C : FN(right_of)(p, C), below = where == POSE_INSIDE ? C * p->W : FN(below)(p, C);
+INLINE void FN(add_channels)(const PoseCorrelation *p, const FN(Taps) *q, bool inside, const REAL *m, const REAL *t, int64_t C,
+                         int lanes, REAL *total) {
+    const int64_t right = inside ? C : FN(right_of)(p, C), below = inside ? C * p->W : FN(below)(p, C);
     REAL even[POSE_LANES] = {0}, odd[POSE_LANES] = {0};
-    if (where == POSE_INSIDE)
+    if (inside)
         for (int i = 0; i < POSE_TILE; i += 2) {
             FN(add_inside)(m + q->pixel[i] * C, right, below, q->fx[i], q->fy[i], t + i * C, lanes, even);
             FN(add_inside)(m + q->pixel[i + 1] * C, right, below, q->fx[i + 1], q->fy[i + 1], t + (i + 1) * C, lanes, odd);
         }
     else
-        for (int i = 0; i < POSE_TILE; i++) FN(add_border)(m + q->pixel[i] * C, right, below, q, i, t + i * C, lanes, even);
+        for (int i = 0; i < POSE_TILE; i += 2) {
+            FN(add_border)(m + q->pixel[i] * C, right, below, q, i, t + i * C, lanes, even);
+            FN(add_border)(m + q->pixel[i + 1] * C, right, below, q, i + 1, t + (i + 1) * C, lanes, odd);
+        }
 #pragma omp simd
     for (int k = 0; k < lanes; k++) total[k] += even[k] + odd[k];
 }
 
-INLINE void FN(add_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, const REAL *x,
-                     const REAL *y, const REAL *t, int64_t C, REAL *total) {
+/* Cells i to i + POSE_TILE of all templates. */
+INLINE void
+FN(add_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, int64_t i, int64_t C,
+                     REAL *total) {
     FN(Taps) q;
-    if (a->where == POSE_INSIDE) FN(taps_inside)(&q, x, y, a, turn, p->W), m += (a->iv * p->W + a->iu) * C;
-    else FN(taps_border)(&q, x, y, a, turn, p);
+    const REAL *t = (const REAL *)p->t + i * C;
+    const bool inside = a->where == POSE_INSIDE;
+    FN(take_taps)(&q, p, i, a, turn);
+    m += FN(origin_of)(p, a) * C;
     int64_t c = 0;
-    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(add_channels)(p, &q, a->where, m + c, t + c, C, POSE_LANES, total);
-    for (; c < C; c++) FN(add_channels)(p, &q, a->where, m + c, t + c, C, 1, total);
+    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(add_channels)(p, &q, inside, m + c, t + c, C, POSE_LANES, total);
+    for (; c < C; c++) FN(add_channels)(p, &q, inside, m + c, t + c, C, 1, total);
 }
 
 CLONES_AVX2 void FN(pose_correlation)(int64_t begin, int64_t end, void *parameters) {
@@ -122,10 +128,9 @@ CLONES_AVX2 void FN(pose_correlation)(int64_t begin, int64_t end, void *paramete
         for (int64_t j = 0; j < tiles; j++) {
             const int64_t i = k * padded + j * POSE_TILE;
             const PosePlace a = pose_place(p, p->tile + k * pose_tiles(p) + j, &turn);
-            const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i, *t = (const REAL *)p->t + i * C;
             if (a.where == POSE_OUTSIDE) continue;
-            if (C == POSE_LANES) FN(add_tile)(p, &a, &turn, m, x, y, t, POSE_LANES, total);
-            else FN(add_tile)(p, &a, &turn, m, x, y, t, C, total);
+            if (C == POSE_LANES) FN(add_tile)(p, &a, &turn, m, i, POSE_LANES, total);
+            else FN(add_tile)(p, &a, &turn, m, i, C, total);
         }
         ((REAL *)p->scores)[n] = good ? FN(sum_lanes)(total) : (REAL)NAN;
     }

@@ -34,6 +34,7 @@ enum {
     POSE_TILE = 64,     /* cells that are worked on together: 8 x 8 where all are valid */
     POSE_STRIP = 8,     /* rows of the template that a tile is cut from */
     POSE_CHUNK = 8,     /* tiles of a template that one item of backward has */
+    POSE_BLOCK = 32,    /* poses that a tile serves one after the other in backward */
     POSE_BAND = 64,     /* rows of the map that one item of its gradient has */
     POSE_FAR = 1 << 22, /* pixels */
 };

@@ -5,7 +5,6 @@
  */
 #ifndef REAL
 #include "pose_correlation.h"
-enum { POSE_BLOCK = 32 }; /* poses that a tile's template serves while it is in the first-level cache */
 #define MDPS_FILE "pose_correlation_backward.c"
 #include "for_each_real.h"
 #else
@@ -69,10 +68,10 @@ INLINE void
 FN(back_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, int64_t i, REAL grad,
                       int64_t C, REAL (*sums)[POSE_LANES]) {
     FN(Taps) q;
-    const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i, *t = (const REAL *)p->t + i * C;
+    const REAL *t = (const REAL *)p->t + i * C;
     REAL *cell = (REAL *)p->cell_grad + i * C;
-    if (a->where == POSE_INSIDE) FN(taps_inside)(&q, x, y, a, turn, p->W), m += (a->iv * p->W + a->iu) * C;
-    else FN(taps_border)(&q, x, y, a, turn, p);
+    FN(take_taps)(&q, p, i, a, turn);
+    m += FN(origin_of)(p, a) * C;
     int64_t c = 0;
     for (; c + POSE_LANES <= C; c += POSE_LANES) FN(back_channels)(p, a, &q, m + c, t + c, grad, C, POSE_LANES, cell + c, sums);
     for (; c < C; c++) FN(back_channels)(p, a, &q, m + c, t + c, grad, C, 1, cell + c, sums);

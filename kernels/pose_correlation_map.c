@@ -56,7 +56,9 @@ FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *ban
             if (pixel < first || pixel >= end) continue;
             const REAL g = grad * q->wv[s][i], l = g * q->wu[0][i], r = g * q->wu[1][i];
             REAL *o = band->map + pixel * C;
+#pragma omp simd
             for (int64_t c = 0; c < C; c++) o[c] += l * t[i * C + c];
+#pragma omp simd
             for (int64_t c = 0; c < C; c++) o[right + c] += r * t[i * C + c];
         }
 }
@@ -64,18 +66,17 @@ FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *ban
 INLINE void FN(give_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const FN(Band) *band, REAL grad,
                       int64_t i, int64_t C) {
     FN(Taps) q;
-    const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i, *t = (const REAL *)p->t + i * C;
+    const REAL *t = (const REAL *)p->t + i * C;
+    const bool within_band = a->v - a->about >= (double)band->low && a->v + a->about < (double)(band->high - 1);
+    const int64_t first = FN(origin_of)(p, a);
+    FN(take_taps)(&q, p, i, a, turn);
     if (a->where == POSE_BORDER) {
-        FN(taps_border)(&q, x, y, a, turn, p);
         FN(give_border)(p, &q, band, grad, t, C);
         return;
     }
-    const bool within_band = a->v - a->about >= (double)band->low && a->v + a->about < (double)(band->high - 1);
-    const int64_t middle = a->iv * p->W + a->iu;
-    FN(taps_inside)(&q, x, y, a, turn, p->W);
     int64_t c = 0;
-    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(give_channels)(p, &q, band, middle, within_band, grad, t, C, c, POSE_LANES);
-    for (; c < C; c++) FN(give_channels)(p, &q, band, middle, within_band, grad, t, C, c, 1);
+    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(give_channels)(p, &q, band, first, within_band, grad, t, C, c, POSE_LANES);
+    for (; c < C; c++) FN(give_channels)(p, &q, band, first, within_band, grad, t, C, c, 1);
 }
 
 /* Whether what is at most `about` rows away from v has taps among the rows [low, high). Beyond the map, with `replicate`, the

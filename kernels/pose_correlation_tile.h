@@ -45,9 +45,8 @@ typedef struct {
 } FN(Taps);
 
 INLINE void FN(taps_inside)(FN(Taps) *restrict q, const REAL *restrict x, const REAL *restrict y, const PosePlace *a,
-                        const PoseTurn *turn, int64_t width) {
+                        const PoseTurn *turn, int32_t W) {
     const REAL c = (REAL)turn->cosine, s = (REAL)turn->sine, fu = (REAL)a->fu, fv = (REAL)a->fv;
-    const int32_t W = (int32_t)width;
 #pragma omp simd
     for (int i = 0; i < POSE_TILE; i++) {
         const REAL xu = x[i] * c - y[i] * s, xv = x[i] * s + y[i] * c, u = fu + xu, v = fv + xv, a = floor(u), b = floor(v);
@@ -58,21 +57,35 @@ INLINE void FN(taps_inside)(FN(Taps) *restrict q, const REAL *restrict x, const 
 }
 
 INLINE void FN(taps_border)(FN(Taps) *restrict q, const REAL *restrict x, const REAL *restrict y, const PosePlace *a,
-                        const PoseTurn *turn, const PoseCorrelation *p) {
+                        const PoseTurn *turn, int32_t W, int32_t H, bool replicate) {
     const REAL c = (REAL)turn->cosine, s = (REAL)turn->sine, fu = (REAL)a->fu, fv = (REAL)a->fv;
+    const int32_t iu = a->iu, iv = a->iv;
+#pragma omp simd
     for (int i = 0; i < POSE_TILE; i++) {
         const REAL xu = x[i] * c - y[i] * s, xv = x[i] * s + y[i] * c;
+        const FN(Axis) u = FN(axis_of)(fu + xu, iu, W, replicate), v = FN(axis_of)(fv + xv, iv, H, replicate);
         q->xu[i] = xu, q->xv[i] = xv;
-        const FN(Axis) u = FN(axis_of)(fu + xu, a->iu, (int32_t)p->W, p->replicate);
-        const FN(Axis) v = FN(axis_of)(fv + xv, a->iv, (int32_t)p->H, p->replicate);
         q->wu[0][i] = u.left, q->wu[1][i] = u.right, q->du[0][i] = u.left_slope, q->du[1][i] = u.right_slope;
         q->wv[0][i] = v.left, q->wv[1][i] = v.right, q->dv[0][i] = v.left_slope, q->dv[1][i] = v.right_slope;
-        q->pixel[i] = v.first * (int32_t)p->W + u.first;
+        q->pixel[i] = v.first * W + u.first;
     }
 }
 
+/* Where a tile's cells lie. */
+INLINE void FN(take_taps)(FN(Taps) *q, const PoseCorrelation *p, int64_t i, const PosePlace *a, const PoseTurn *turn) {
+    const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i;
+    if (a->where == POSE_INSIDE) FN(taps_inside)(q, x, y, a, turn, (int32_t)p->W);
+    else if (p->replicate) FN(taps_border)(q, x, y, a, turn, (int32_t)p->W, (int32_t)p->H, true);
+    else FN(taps_border)(q, x, y, a, turn, (int32_t)p->W, (int32_t)p->H, false);
+}
+
+/* The pixel that taps are counted from. */
+INLINE int64_t FN(origin_of)(const PoseCorrelation *p, const PosePlace *a) {
+    return a->where == POSE_INSIDE ? a->iv * p->W + a->iu : 0;
+}
+
 /* Numbers from a tap to the one on its right and below; 0 where the map has one column or row. */
-INLINE int64_t FN(right_of)(const PoseCorrelation *p, int64_t C) { return p->W > 1 ? C : 0; }
-INLINE int64_t FN(below)(const PoseCorrelation *p, int64_t C) { return p->H > 1 ? C * p->W : 0; }
+INLINE int64_t FN(right_of)(const PoseCorrelation *p, int64_t C) { return C * (p->W > 1); }
+INLINE int64_t FN(below)(const PoseCorrelation *p, int64_t C) { return C * p->W * (p->H > 1); }
 
 INLINE REAL FN(sum_lanes)(const REAL *a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }

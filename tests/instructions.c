@@ -288,6 +288,8 @@ static void scores(void) {
     for (int64_t n = 0; n < 2 * p.N; n++) poses[n / 2 * 3 + n % 2] -= 114;
     p.H = 8, p.W = 8, p.replicate = true;
     measure("pose_correlation forward, border", p.N * cells, run_scores, &p);
+    measure("pose_correlation backward, border", p.N * cells, run_scores_backward, &p);
+    measure("pose_correlation backward, map, border", p.N * cells, run_scores_map, &p);
 }
 
 int main(void) {
