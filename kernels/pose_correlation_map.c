@@ -11,38 +11,41 @@
 
 /* Rows of the map that a thread has, and what a tile adds to the others. */
 typedef struct {
-    REAL *map, *spare;
+    REAL *map, *spare; /* spare: POSE_LANES numbers of two taps */
     int64_t low, high;
 } FN(Band);
 
 /* To two taps of the row `top` and two of the row `bottom`. */
-INLINE void FN(give_inside)(REAL *restrict top, REAL *restrict bottom, int64_t right, REAL fx, REAL upper, REAL lower,
-                        const REAL *restrict t, int lanes) {
+INLINE void FN(give_inside)(REAL *top, int64_t top_right, REAL *bottom, int64_t bottom_right, REAL fx, REAL upper, REAL lower,
+                        const REAL *t, int lanes) {
 #pragma omp simd
     for (int k = 0; k < lanes; k++) {
         const REAL a = upper * t[k], b = lower * t[k], a1 = fx * a, b1 = fx * b;
         top[k] += a - a1;
-        top[k + right] += a1;
+        top[k + top_right] += a1;
         bottom[k] += b - b1;
-        bottom[k + right] += b1;
+        bottom[k + bottom_right] += b1;
     }
 }
 
+/* `lanes` channels, from c on, of a tile inside of the map; taps are counted from pixel `first`. */
 INLINE void
-FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, int64_t middle, bool within_band,
-                          REAL grad, const REAL *t, int64_t C, int64_t c, int lanes) {
-    const int64_t first = band->low * p->W - middle, end = band->high * p->W - middle;
-    REAL *map = band->map + middle * C + c, *spare = band->spare;
+FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, int64_t first, bool within_band, REAL grad,
+                          const REAL *t, int64_t C, int64_t c, int lanes) {
+    const int64_t low = band->low * p->W - first, high = band->high * p->W - first;
+    REAL *map = band->map + first * C + c;
     for (int i = 0; i < POSE_TILE; i++) {
         const int64_t pixel = q->pixel[i];
         const REAL lower = grad * q->fy[i];
         REAL *top = map + pixel * C, *bottom = top + p->W * C;
+        int64_t top_right = C, bottom_right = C;
         if (!within_band) {
-            const bool has_top = pixel >= first && pixel < end, has_bottom = pixel + p->W >= first && pixel + p->W < end;
+            const bool has_top = pixel >= low && pixel < high, has_bottom = pixel + p->W >= low && pixel + p->W < high;
             if (!has_top && !has_bottom) continue;
-            top = has_top ? top : spare, bottom = has_bottom ? bottom : spare;
+            if (!has_top) top = band->spare, top_right = POSE_LANES;
+            if (!has_bottom) bottom = band->spare, bottom_right = POSE_LANES;
         }
-        FN(give_inside)(top, bottom, C, q->fx[i], grad - lower, lower, t + i * C + c, lanes);
+        FN(give_inside)(top, top_right, bottom, bottom_right, q->fx[i], grad - lower, lower, t + i * C + c, lanes);
     }
 }
 
@@ -102,7 +105,7 @@ INLINE void FN(give_pose)(const PoseCorrelation *p, const PoseTurn *turn, int64_
 CLONES_AVX2 void FN(pose_correlation_map)(int64_t begin, int64_t end, void *parameters) {
     const PoseCorrelation *p = parameters;
     const int64_t line = p->W * p->C, bands = pose_bands(p);
-    REAL *map = p->grad_map, spare[2 * POSE_LANES];
+    REAL *map = p->grad_map, spare[2 * POSE_LANES] = {0};
     for (int64_t item = begin, next; item < end; item = next) {
         const int64_t m = item / bands;
         next = (m + 1) * bands < end ? (m + 1) * bands : end;

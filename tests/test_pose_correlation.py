@@ -418,13 +418,15 @@ def test_empty(n, rows):
 
 
 @pytest.mark.skipif(EMULATED, reason="about threads")
-def test_gradients_have_the_same_bits_with_any_number_of_threads():
-    args = [x.float() for x in problem(8, 300, 120, 40, 50, 300, spread=60.0, lead=(2,))(torch.Generator().manual_seed(6))]
+@pytest.mark.parametrize("C, n", [(8, 300), (29, 70)])
+@pytest.mark.parametrize("padding", ["zeros", "replicate"])
+def test_gradients_have_the_same_bits_with_any_number_of_threads(padding, C, n):
+    args = [x.float() for x in problem(C, 300, 120, 40, 50, n, spread=60.0, lead=(2,))(torch.Generator().manual_seed(6))]
     threads, results = torch.get_num_threads(), []
-    for n in (1, 2, 3, 5):
-        torch.set_num_threads(n)
+    for number in (1, 2, 3, 5):
+        torch.set_num_threads(number)
         wanted = [x.clone().requires_grad_() for x in args]
-        out = ops.pose_correlation(*wanted, origin=(24.5, 39.5))
+        out = ops.pose_correlation(*wanted, origin=(24.5, 39.5), padding=padding)
         results.append((out, *torch.autograd.grad(out.cos().sum(), wanted)))
     torch.set_num_threads(threads)
     for result in results[1:]:
