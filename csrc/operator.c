@@ -85,7 +85,15 @@ static Tensor contiguous(Call *call, const Tensor *x) {
     return copy;
 }
 
-static Tensor take(Call *call, StableIValue value, const char *name, int least_dim, int most_dim, bool want_real) {
+typedef enum { REALS, INDICES, FLAGS } Kind;
+
+static bool has_kind(const Tensor *x, Kind kind) {
+    if (kind == INDICES) return x->dtype == aoti_torch_dtype_int64();
+    if (kind == FLAGS) return x->dtype == aoti_torch_dtype_bool();
+    return x->is_double || x->dtype == aoti_torch_dtype_float32();
+}
+
+static Tensor take(Call *call, StableIValue value, const char *name, int least_dim, int most_dim, Kind kind) {
     Tensor x = own(call, (AtenTensorHandle)(uintptr_t)value);
     if (!ok(call)) return x;
     int64_t *size = NULL;
@@ -97,11 +105,10 @@ static Tensor take(Call *call, StableIValue value, const char *name, int least_d
         return x;
     }
     x.is_double = x.dtype == aoti_torch_dtype_float64();
-    bool is_real = x.is_double || x.dtype == aoti_torch_dtype_float32();
     expect(call, x.dim >= least_dim && x.dim <= most_dim, "%s: expected %d dimensions, got %lld", name, most_dim,
            (long long)x.dim);
-    if (want_real) expect(call, is_real, "%s: expected dtype float32 or float64", name);
-    else expect(call, x.dtype == aoti_torch_dtype_int64(), "%s: expected dtype int64", name);
+    const char *words[] = {"float32 or float64", "int64", "bool"};
+    expect(call, has_kind(&x, kind), "%s: expected dtype %s", name, words[kind]);
     if (!ok(call)) return x;
     x.size = size;
     if (!is_contiguous) return contiguous(call, &x);
@@ -110,22 +117,26 @@ static Tensor take(Call *call, StableIValue value, const char *name, int least_d
 }
 
 Tensor take_tensor(Call *call, StableIValue value, const char *name, int dim) {
-    return take(call, value, name, dim, dim, true);
+    return take(call, value, name, dim, dim, REALS);
 }
 Tensor take_indices(Call *call, StableIValue value, const char *name, int dim) {
-    return take(call, value, name, dim, dim, false);
+    return take(call, value, name, dim, dim, INDICES);
+}
+Tensor take_flags(Call *call, StableIValue value, const char *name, int dim) {
+    return take(call, value, name, dim, dim, FLAGS);
 }
 
 Tensor take_shared_tensor(Call *call, StableIValue value, const char *name, int dim) {
-    return take(call, value, name, dim - 1, dim, true);
+    return take(call, value, name, dim - 1, dim, REALS);
 }
 
 Tensor take_shared_indices(Call *call, StableIValue value, const char *name, int dim) {
-    return take(call, value, name, dim - 1, dim, false);
+    return take(call, value, name, dim - 1, dim, INDICES);
 }
 
 void expect_like(Call *call, const Tensor *x, const char *x_name, const Tensor *y, const char *y_name) {
-    expect(call, x->dtype == y->dtype || x->dtype == aoti_torch_dtype_int64(), "%s: expected the dtype of %s", x_name, y_name);
+    expect(call, x->dtype == y->dtype || has_kind(x, INDICES) || has_kind(x, FLAGS), "%s: expected the dtype of %s", x_name,
+           y_name);
     expect(call, x->device_type == y->device_type && x->device_index == y->device_index, "%s: expected the device of %s",
            x_name, y_name);
 }

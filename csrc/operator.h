@@ -57,12 +57,13 @@ void fail(Call *call, const char *format, ...) __attribute__((format(printf, 2, 
 
 /* Argument of type Tensor: float32 or float64, `dim` dimensions; copied when it is not contiguous. */
 Tensor take_tensor(Call *call, StableIValue value, const char *name, int dim);
-/* The same, int64. */
+/* The same, int64; bool. */
 Tensor take_indices(Call *call, StableIValue value, const char *name, int dim);
+Tensor take_flags(Call *call, StableIValue value, const char *name, int dim);
 /* Bandwidths (D) or (B, D); seeds () or (B): what is shared by the batch lacks its dimension, `dim` - 1. */
 Tensor take_shared_tensor(Call *call, StableIValue value, const char *name, int dim);
 Tensor take_shared_indices(Call *call, StableIValue value, const char *name, int dim);
-/* x has the dtype (unless it holds indices) and the device of y. */
+/* x has the dtype (unless it holds indices or flags) and the device of y. */
 void expect_like(Call *call, const Tensor *x, const char *x_name, const Tensor *y, const char *y_name);
 /* x has these sizes in its last dimensions; a size in front that the batch shares may be missing. */
 void expect_size(Call *call, const Tensor *x, const char *name, int dim, const int64_t *size);

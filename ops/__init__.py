@@ -17,6 +17,7 @@ from .normalize_log_weights import normalize_log_weights as normalize_log_weight
 from .philox_normal import philox_normal as philox_normal
 from .philox_uniform import philox_uniform as philox_uniform
 from .philox_von_mises import philox_von_mises as philox_von_mises
+from .pose_correlation import pose_correlation as pose_correlation
 from .resample import resample as resample
 from .small_network import small_network as small_network
 from .split_seed import split_seed as split_seed

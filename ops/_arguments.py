@@ -56,9 +56,10 @@ def state_size(n_dim: int, n_angular: int) -> None:
 
 
 def named(error: RuntimeError) -> Exception:
-    """The ValueError that an operator's "mdps.<operator>: bandwidths: ..." means, whose values the shim alone looks at.
+    """The ValueError that "mdps.<operator>: bandwidths: ..." means, or one of an index: values that the shim alone looks at.
 
     Any other error stays: what is left after the checks here is the machine's (memory, threads, CUDA).
     """
     what = str(error).partition("\n")[0].partition(": ")[2]
-    return ValueError(what) if str(error).startswith("mdps.") and what.startswith("bandwidths: ") else error
+    is_value = what.startswith(("bandwidths: ", "map_index: ", "template_index: "))
+    return ValueError(what) if str(error).startswith("mdps.") and is_value else error

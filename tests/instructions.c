@@ -7,6 +7,7 @@
 #include "normalize_log_weights.h"
 #include "philox_normal.h"
 #include "philox_von_mises.h"
+#include "pose_correlation.h"
 #include "resample.h"
 #include "small_network.h"
 #include "transport_resample.h"
@@ -243,6 +244,54 @@ static void transports(void) {
     }
 }
 
+static void run_scores(void *parameters) {
+    PoseCorrelation *p = parameters;
+    pose_correlation_f32(0, p->R * p->N, p);
+}
+static void run_scores_backward(void *parameters) {
+    PoseCorrelation *p = parameters;
+    pose_correlation_backward_f32(0, p->K * pose_chunks(p), p);
+    pose_correlation_sum_f32(0, p->R * p->N, p);
+}
+static void run_scores_map(void *parameters) {
+    PoseCorrelation *p = parameters;
+    pose_correlation_map_f32(0, p->M * pose_bands(p), p);
+}
+
+/* 40 poses, 8 channels, 64 x 129 cells of which a sector of 90 degrees is valid, in a map that they stay inside of, or in one
+ * of which they see the border everywhere.
+ */
+static void scores(void) {
+    static const int64_t zero = 0;
+    static bool valid[64 * 129];
+    int64_t cells = 0;
+    for (int64_t i = 0; i < 64; i++)
+        for (int64_t j = 0; j < 129; j++) cells += valid[i * 129 + j] = llabs(j - 64) <= 64 - i;
+    PoseCorrelation p = {.R = 1, .N = 40, .M = 1, .H = 256, .W = 256, .K = 1, .C = 8, .h = 64, .w = 129, .x0 = 64, .y0 = 64};
+    p.map = numbers(p.H * p.W * p.C, 4, -1, 1), p.templates = numbers(p.C * p.h * p.w, 4, -1, 1), p.valid = valid;
+    float *poses = numbers(p.N * 3, 4, 0, 1);
+    for (int64_t n = 0; n < p.N; n++) {
+        poses[3 * n] = 118 + 20 * poses[3 * n], poses[3 * n + 1] = 118 + 20 * poses[3 * n + 1];
+        poses[3 * n + 2] *= 6.28f;
+    }
+    p.poses = poses, p.map_index = &zero, p.template_index = &zero;
+    p.scores = numbers(p.N, 4, 0, 0), p.grad = numbers(p.N, 4, -1, 1), p.grad_map = numbers(p.H * p.W * p.C, 4, 0, 0);
+    p.grad_templates = numbers(p.C * p.h * p.w, 4, 0, 0), p.grad_poses = numbers(p.N * 3, 4, 0, 0);
+    p.x = numbers(pose_cells(&p), 4, 0, 0), p.y = numbers(pose_cells(&p), 4, 0, 0);
+    p.t = numbers(pose_cells(&p) * p.C, 4, 0, 0), p.cell_grad = numbers(pose_cells(&p) * p.C, 4, 0, 0);
+    p.cell = numbers(pose_cells(&p), 4, 0, 0), p.n_cells = numbers(1, 8, 0, 0), p.reach = numbers(1, 8, 0, 0);
+    p.tile = numbers(pose_tiles(&p) * 3, 8, 0, 0), p.pose_grad = numbers(pose_chunks(&p) * p.N * 3, 4, 0, 0);
+    pose_correlation_prepare_f32(0, p.K, &p);
+    measure("pose_correlation forward", p.N * cells, run_scores, &p);
+    measure("pose_correlation backward", p.N * cells, run_scores_backward, &p);
+    measure("pose_correlation backward, map", p.N * cells, run_scores_map, &p);
+    for (int64_t n = 0; n < 2 * p.N; n++) poses[n / 2 * 3 + n % 2] -= 114;
+    p.H = 8, p.W = 8, p.replicate = true;
+    measure("pose_correlation forward, border", p.N * cells, run_scores, &p);
+    measure("pose_correlation backward, border", p.N * cells, run_scores_backward, &p);
+    measure("pose_correlation backward, map, border", p.N * cells, run_scores_map, &p);
+}
+
 int main(void) {
     mixtures();
     resampling();
@@ -251,5 +300,6 @@ int main(void) {
     rows();
     networks();
     transports();
+    scores();
     return 0;
 }

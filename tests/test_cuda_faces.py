@@ -81,6 +81,15 @@ FACES = {
     ),
     "find_modes": lambda real, g: ops.find_modes(real(B, N, D), real(B, N), real(D), 3, (1.0,) * D, n_angular=1),
     "transport_resample": lambda real, g: ops.transport_resample(real(B, N, D, grad=g), real(B, N, grad=g), n_angular=1),
+    "pose_correlation": lambda real, g: ops.pose_correlation(
+        real(B, 1, 2, 8, 7, grad=g),
+        real(B, T, 2, 3, 4, grad=g),
+        real(B, T, N, 3, grad=g),
+        real(3, 4) > 0,
+        origin=(2, 3),
+        confidence=real(B, T, 3, 4, grad=g),
+        normalize="valid",
+    ),
     "von_mises_log_prob": lambda real, g: ops.von_mises_log_prob(real(B, M, grad=g), real(M, grad=g), real(1, grad=g)),
     "log_i0": lambda real, g: ops.log_i0(real(B, M, grad=g)),
     "small_network": lambda real, g: ops.small_network(

@@ -28,7 +28,7 @@ def run(script, folder, *arguments):
 
 
 def test_stages_run_through(tmp_path):
-    names = ["parity", "derivatives of log_i0", "same bits", "errors", "operators", "torch", "pairs"]
+    names = ["parity", "derivatives of log_i0", "same bits", "errors", "localization", "operators", "torch", "pairs"]
     status, output, result = run(TESTS / "gpu/check.py", tmp_path, "--stages", ",".join(names))
     assert status == 0 and result["passed"] is True, output
     assert set(result["stages"]) == set(names) and all(s["ok"] and s["rows"] for s in result["stages"].values())
@@ -191,9 +191,9 @@ def test_measurements_of_a_gpu(pretended, monkeypatch):
     monkeypatch.setattr(speed, "OPERATOR_TARGET_US", 1e9)
     problem_of = correctness.mixture_problem
     rows = list(speed.operators(pretended))
-    asked = [r for r in rows if r["name"] not in speed.ITERATIVE]
+    asked = [r for r in rows if r["name"] not in speed.NOT_ASKED]
     assert all(r["ok"] is True and r["target_us"] == 1e9 for r in asked) and Graph.replays > 0
-    assert len(asked) == len(rows) - 2 and all(r["ok"] is None for r in rows if r["name"] in speed.ITERATIVE)
+    assert len(asked) == len(rows) - len(speed.NOT_ASKED) and all(r["ok"] is None for r in rows if r["name"] in speed.NOT_ASKED)
     small, large = speed.pairs(pretended)
     assert small["ok"] is None and large["ok"] in (True, False) and large["target"] == speed.PAIRS_TARGET
     limit = 132 * 1980e6 * 128 / speed.INSTRUCTIONS["forward"]

@@ -46,6 +46,12 @@ MOST = {
     "transport backward 50": ("pair", 83),
     "transport forward 250": ("pair and step", 6.9),
     "transport backward 250": ("pair", 40),
+    "pose_correlation forward": ("pose and cell", 27),
+    "pose_correlation backward": ("pose and cell", 44.3),
+    "pose_correlation backward, map": ("pose and cell", 50),
+    "pose_correlation forward, border": ("pose and cell", 30),
+    "pose_correlation backward, border": ("pose and cell", 84.7),
+    "pose_correlation backward, map, border": ("pose and cell", 61.5),
 }
 # File, type, header. small_network chooses its instruction set itself.
 OBJECTS = [
@@ -62,6 +68,9 @@ OBJECTS = [
     ("normalize_log_weights", "f32", "normalize_log_weights"),
     ("transport_resample", "f32", "transport_resample"),
     ("transport_resample_backward", "f32", "transport_resample"),
+    ("pose_correlation", "f32", "pose_correlation"),
+    ("pose_correlation_backward", "f32", "pose_correlation"),
+    ("pose_correlation_map", "f32", "pose_correlation"),
 ]
 LOOP = """
 #include "bessel.h"

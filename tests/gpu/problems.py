@@ -103,11 +103,25 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
             (x, weights, normal(B, N, 2), normal(B, 8)),
             (0, 1, 2, 3),
         ),
+        _scores(B, N, normal),
         Problem("split_seed", lambda seeds: ops.split_seed(seeds, N), (ops.split_seed(seed, B),)),
         Problem("philox_uniform", draw(ops.philox_uniform), (seed,)),
         Problem("philox_normal", draw(ops.philox_normal), (seed,)),
         Problem("philox_von_mises", ops.philox_von_mises, (seed, logs.exp())),
     ]
+
+
+def _scores(B: int, N: int, normal: Callable[..., Tensor]) -> Problem:
+    """N poses in each of B maps of 8 channels, around their middle; templates of 9 x 9 cells, of which a third is not valid."""
+    of_map = normal(B, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+    poses = normal(B, N, 3) * 8 + 32
+    valid = normal(9, 9) < 0.4
+    return Problem(
+        "pose_correlation",
+        lambda *a: ops.pose_correlation(*a, valid, origin=(4.0, 9.0)),
+        (of_map, normal(B, 8, 9, 9), poses),
+        (0, 1, 2),
+    )
 
 
 def _iterative(x: Tensor, mixture: tuple[Tensor, ...], pairs: int) -> list[Problem]:
