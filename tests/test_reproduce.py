@@ -287,6 +287,16 @@ def test_tables():
     assert "training sequences 5000," in text and "smoother 1.09" in text and "2 x CPU, torch 2.13" in text
 
 
+def test_committed_results_are_drawn(tmp_path, capsys):
+    """By the command of training/README.md."""
+    training = Path(reproduce.__file__).parent
+    (folder,) = re.findall(r"reproduce --draw (\S+)", (training / "README.md").read_text())
+    assert bearings_only.main(["reproduce", "--draw", str(training.parent / folder), "--output", str(tmp_path)]) == 0
+    methods = {json.loads(p.read_text())["method"] for p in (training.parent / folder).glob("*.json")}
+    printed = capsys.readouterr().out
+    assert (tmp_path / "figure_2.png").exists() and all(METHODS[m].title.replace("\n", " ") in printed for m in methods)
+
+
 def test_axis_of_the_figure():
     low, high = figures.nll_axis(np.array([5.0, 5.1, 5.3, 7.9, 8.0, 400.0, np.inf, np.nan]))
     assert 4.5 < low < 5.0 and 8.0 < high < 8.5  # quartiles 5.2 and 7.95: above 16.2 a run is not shown
