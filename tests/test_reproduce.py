@@ -352,6 +352,11 @@ def test_errors_of_folders(stand_in, tmp_path, capsys):
         assert "got z.json, which has no" in capsys.readouterr().err
 
 
+def heed_ctrl_c():
+    """What a shell starts in the background ignores SIGINT, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def command(tmp_path, output, *flags):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     program = [sys.executable, str(TRAINING / "bearings_only.py"), "reproduce"]
@@ -379,7 +384,7 @@ def test_a_sweep_gives_what_train_gives(undisturbed, tmp_path):
 def test_a_sweep_that_is_killed_ends_with_the_same_numbers(undisturbed, tmp_path, how):
     out = tmp_path / "out"
     for epochs in (1, 12):  # in the first runs, and in the second
-        parent = subprocess.Popen(command(tmp_path, "out"), start_new_session=True)
+        parent = subprocess.Popen(command(tmp_path, "out"), start_new_session=True, preexec_fn=heed_ctrl_c)
         until(lambda epochs=epochs: sum(len(h.read_text().splitlines()) for h in out.glob("*/*/history.jsonl")) >= epochs, 300)
         children = [int(p) for p in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
         assert children
