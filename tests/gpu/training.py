@@ -1,11 +1,13 @@
 """The paper's smoother in training on the device: a whole optimizer step, of one run and of several at once, in a CUDA graph.
 
-From the steps' times follows how long a whole training takes here: EPOCHS are those that three runs of the paper's size needed
-(training/results/bearings_only), validation and starts of stages come on top.
+From the steps' times follows how long a whole training takes here: EPOCHS are those of a committed run of the paper's size;
+validation and starts of stages come on top.
 """
 
 import copy
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,8 @@ from mdps.networks import ObservationEncoder, PoseLikelihood, PoseSmootherLikeli
 B, N, T = 32, 50, 50
 STEPS = 157
 """Of an epoch: 5000 sequences in batches of 32."""
-EPOCHS = {"filters": 100, "smoother": 60, "everything": 90}
+RUN = Path(__file__).resolve().parents[2] / "training/results/bearings_only/figure_2/mdps_run_00.json"
+EPOCHS = {stage["name"]: stage["epochs"] for stage in json.loads(RUN.read_text())["stages"]}
 TARGET_MINUTES = {1: 10.0, 11: 30.0}
 """By the number of runs at once: for one H100, with the whole step in a CUDA graph."""
 

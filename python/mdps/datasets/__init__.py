@@ -7,10 +7,10 @@ says what is there, `show` draws a sequence.
 
 from typing import TYPE_CHECKING, Any
 
+from ..maps.errors import DataError as DataError
 from . import kitti as kitti
 from . import mapillary as mapillary
 from .camera import Camera as Camera
-from .errors import DataError as DataError
 from .loading import FreshDraws as FreshDraws
 from .loading import ImageFormat as ImageFormat
 from .loading import SequenceDataset as SequenceDataset

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .errors import DataError
+from ..maps.errors import DataError
 from .health import check
 from .viewer import show
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import opencv
+from ..maps.errors import opencv
 
 Array = npt.NDArray[np.float64]
 MAX_TILT = 60.0

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ..maps import AREAS, NODES, WAYS
+from ..maps.errors import DataError
 from . import kitti, mapillary
 from .camera import wrap_degrees
-from .errors import DataError
 from .reading import read_image
 from .scene import Problems, Scene, Track, fingerprint
 from .sequences import LONG, SHORT, runs

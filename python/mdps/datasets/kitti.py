@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..maps import Box, Projection, RasterMap
+from ..maps.errors import DataError
 from .camera import Array, Camera, heading_of, roll_pitch_yaw
-from .errors import DataError
 from .reading import load_map, read_text
 from .scene import Frame, Problems, Scene, Track
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from ..maps import Box, RasterMap
+from ..maps.errors import DataError, opencv
 from .camera import Camera, fit, heading_of, rectify, resize, resize_to_focal_length, wrap_radians
-from .errors import DataError, opencv
 from .odometry import OdometryNoise, noisy_odometry
 from .reading import read_image
 from .scene import Frame

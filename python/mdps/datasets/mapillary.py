@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..maps import Projection, RasterMap
+from ..maps.errors import DataError
 from .camera import MAX_TILT, Array, Camera, roll_pitch_yaw, wrap_degrees
-from .errors import DataError
 from .reading import file_name, load_map, mapping, number, numbers, read_json
 from .scene import Frame, Problems, Scene, Track
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
+from ..maps.errors import DataError
 from . import kitti, mapillary
-from .errors import DataError
 from .loading import KITTI_IMAGE, MAPILLARY_IMAGE, FreshDraws, ImageFormat, SequenceDataset, start_worker
 from .odometry import KITTI_NOISE, MAPILLARY_NOISE, OdometryNoise
 from .scene import Scene, fingerprint

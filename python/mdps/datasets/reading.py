@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..maps import RasterMap
+from ..maps.errors import DataError, opencv
 from ..maps.tiles_pickle import read_tiles_pickle
 from .camera import Camera
-from .errors import DataError, opencv
 from .scene import Problems
 
 MAP_FILES = ("map.npz", "tiles.pkl")

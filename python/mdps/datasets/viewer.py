@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..maps import Box, Projection, RasterMap
+from ..maps.errors import DataError, opencv
 from . import kitti, mapillary
-from .errors import DataError, opencv
 from .loading import KITTI_IMAGE, MAPILLARY_IMAGE, MARGIN, SequenceDataset
 from .odometry import KITTI_NOISE, MAPILLARY_NOISE
 from .scene import Problems, Scene

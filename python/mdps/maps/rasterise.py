@@ -10,12 +10,12 @@ Cost: OpenCV's drawing, some 10 us an element that touches the picture, and 1 us
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .elements import Elements, osm_elements
+from .errors import opencv
 from .osm import OsmData
 from .osm_classes import AREAS, NODES, WAYS
 from .projection import Array, Box, Projection
@@ -102,12 +102,3 @@ def _pixels(rings: Sequence[Array], raster: RasterMap) -> Iterator[NDArray[np.in
     touches = np.all((high >= 0) & (low < (width, height)), axis=-1)
     for first, end, touch in zip(starts, ends, touches):
         yield points[first:end] if touch else None
-
-
-def opencv() -> Any:
-    """The module cv2, or an error of one line."""
-    try:
-        import cv2
-    except ImportError:
-        raise ImportError("drawing maps needs OpenCV: pip install opencv-python-headless") from None
-    return cv2

@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError
+from .errors import DataError, opencv
 from .osm_classes import AREAS, NODES, WAYS
 from .projection import Box, Projection
 from .raster_map import RasterMap, check_groups, check_values, grid_size
-from .rasterise import opencv
 
 _KEYS = ("bbox", "tile_size", "ppm", "groups", "ref_latlonalt", "tiles_bbox", "tiles_raster")
 _MOST_TUPLES = 100_000
