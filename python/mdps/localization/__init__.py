@@ -1,4 +1,4 @@
-"""Localization of a camera on a map: encoders of images and maps, filters and smoothers on them, and what they are compared with."""
+"""Localization of a camera on a map: encoders, filters and smoothers, and what they are compared with."""
 
 from .geometry import SPACE as SPACE
 from .geometry import BirdsEyeView as BirdsEyeView
