@@ -102,6 +102,6 @@ def test_particles_are_checked_for_each():
     data = pose_data()
     observations, initial = data["observations"], data["initial"]
     with pytest.raises(ValueError, match="initial: expected shape"):
-        mdps.filter_together([first, second], [initial, initial[:, :3]], observations)
+        mdps.filter_together([first, second], [initial, initial[..., :2]], observations)
     with pytest.raises(ValueError):
         mdps.filter_together([first, second], [initial], observations)

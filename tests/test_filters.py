@@ -105,6 +105,7 @@ def run_linear(
     N,
     B,
     *,
+    first=None,
     T=6,
     bandwidth=0.05,
     reverse=False,
@@ -128,7 +129,7 @@ def run_linear(
     return (
         f(
             y.expand(B, T, -1),
-            stationary(m, B, N),
+            stationary(m, B, first or N),
             observed=observed,
             seed=torch.tensor(5),
         ),
@@ -155,6 +156,18 @@ def test_converges_to_kalman(D):
         assert not beliefs.collapsed.any()
     for few, many in zip(*errors, strict=True):
         assert 2.9 < few / many < 5.5  # 4 for N^-1/2
+
+
+def test_more_particles_at_the_start_against_kalman():
+    beliefs, m, y = run_linear(2, 200, 500, first=3000)
+    _, exact, evidence = kalman(m, y, 0.05)
+    within(beliefs.posterior.mean.double(), exact.means, bias=10 / 200)
+    within(beliefs.log_evidence.double(), evidence, bias=10 / 200)
+    errors = ((beliefs.posterior.mean - exact.means) ** 2).mean((0, 2)).sqrt()
+    assert 3 < errors[1] / errors[0] < 6  # 15 times the particles, times one for what the steps differ in
+    assert beliefs.posterior.means.shape == (500, 6, 3000, 2)
+    assert (beliefs.posterior.log_weights[:, 0] > -math.inf).all()
+    assert (beliefs.posterior.log_weights[:, 1:, 200:] == -math.inf).all()
 
 
 @pytest.mark.parametrize("resampling", ["stratified", "multinomial"])
@@ -413,6 +426,26 @@ def test_online_is_the_sequence(reverse):
             f.step(states[-1], data["observations"][:, 0])
 
 
+@pytest.mark.parametrize("first", [3, 20])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_another_number_of_first_particles(reverse, first):
+    """Online, where nothing is filled up, with the same numbers; gradients are finite and pass the change."""
+    f, data = pose_filter(reverse=reverse), pose_data() | {"initial": pose_data(N=first)["initial"].requires_grad_()}
+    want, times = f(**data), list(range(6))[:: -1 if reverse else 1]
+    state = f.start(data["initial"], data["observations"][:, times[0]], seed=data["seed"], time=times[0])
+    assert state.posterior.states.shape == (4, first, 3)
+    for t in times:
+        if t != times[0]:
+            state = f.step(state, data["observations"][:, t], data["actions"][:, t + reverse])
+        n = first if t == times[0] else 7
+        assert_same(state.posterior, (want.posterior.means[:, t, :n], want.posterior.log_weights[:, t, :n]))
+        assert_same([state.ancestors], [want.ancestors[:, t, :n]])
+        assert (want.posterior.log_weights[:, t, n:] == -math.inf).all()
+    last = want.posterior.log_prob(torch.zeros(4, 6, 3))[:, times[-1]]
+    gradients = torch.autograd.grad(last.sum(), [data["initial"], *f.parameters()])
+    assert all(g.isfinite().all() for g in gradients) and gradients[0].abs().sum() > 0
+
+
 def test_unobserved_steps_keep_the_weights():
     f, data = pose_filter(), pose_data()
     observed = torch.ones(4, 6, dtype=torch.bool)
@@ -580,9 +613,15 @@ def test_functions_will_do():
     "change, error, words",
     [
         (
-            {"initial": torch.zeros(4, 8, 3)},
+            {"initial": torch.zeros(4, 7, 2)},
             ValueError,
-            r"initial: expected shape \(B, N, D\) with N = 7 and D = 3, got \(4, 8, 3\)",
+            r"initial: expected shape \(B, N, D\) with N >= 1 and D = 3, got \(4, 7, 2\)",
+        ),
+        ({"initial": torch.zeros(4, 0, 3)}, ValueError, "N >= 1"),
+        (
+            {"initial": torch.zeros(4, 8, 3), "lengths": torch.tensor([6, 2, 3, 3])},
+            ValueError,
+            "initial: expected N = 7 particles beside lengths, got 8",
         ),
         ({"initial": torch.zeros(4, 7, 3).double()}, TypeError, "initial: expected dtype torch.float32, that of the filter's"),
         ({"initial": [1.0]}, TypeError, "initial: expected a tensor, got list"),

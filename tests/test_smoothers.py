@@ -283,6 +283,20 @@ def test_different_numbers_of_particles():
     assert pose_smoother(n_particles=3)(**smoother_data()).smoothed.log_weights.shape == (4, 6, 3)
 
 
+def test_more_particles_at_both_ends():
+    """Both predictions at an end are the particles that were given, however many; the smoother has as many as ever."""
+    s, data = pose_smoother(), smoother_data()
+    data["initial"], data["final"] = data["initial"].repeat(1, 5, 1), data["final"].repeat(1, 3, 1)
+    beliefs = s(**data)
+    assert beliefs.smoothed.means.shape == (4, 6, 14, 3)
+    assert beliefs.forward.predicted.means.shape == (4, 6, 35, 3) and beliefs.backward.predicted.means.shape == (4, 6, 21, 3)
+    loss = beliefs.smoothed.log_prob(torch.zeros(4, 6, 3)).sum()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(s.parameters())))
+    assert_same([s(**data).smoothed.means], [beliefs.smoothed.means])
+    with pytest.raises(ValueError, match="proposal='union' expected 14 particles in all, got 56"):
+        pose_smoother(proposal="union")(**data)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="reverse=False and a backward_filter with reverse=True"):
         mdps.MixtureDensityParticleSmoother(pose_filter(), pose_filter(), Agreement())
@@ -305,7 +319,7 @@ def test_errors():
             pose_smoother(**options)
     s, data = pose_smoother(), smoother_data()
     with pytest.raises(ValueError, match=r"final: expected shape \(B, N, D\)"):
-        s(**(data | {"final": data["final"][:, :5]}))
+        s(**(data | {"final": data["final"][:, :, :2]}))
     with pytest.raises(
         ValueError,
         match=r"observations: expected shape .* \(4, 6\), that of the beliefs",

@@ -36,6 +36,8 @@ class TruncatedGradientParticleFilter(ParticleFilter):
     Source: Jonschkowski et al., "Differentiable Particle Filters" (2018). Cost of a step: O(N) beside the networks.
     """
 
+    _takes_any_number = True
+
     def __init__(
         self,
         space: StateSpace,
@@ -53,9 +55,9 @@ class TruncatedGradientParticleFilter(ParticleFilter):
         return *super()._kind(), self.detach_particles
 
     def _resample(self, models: Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
-        ancestors = ops.resample(posterior.log_weights.detach(), seed, scheme=self.resampling)
+        ancestors = ops.resample(posterior.log_weights.detach(), seed, self.n_particles, scheme=self.resampling)
         states = _chosen(posterior.states.detach() if self.detach_particles else posterior.states, ancestors)
-        return Particles(states, torch.full_like(posterior.log_weights, -math.log(self.n_particles))), ancestors
+        return Particles(states, states.new_full(ancestors.shape, -math.log(self.n_particles))), ancestors
 
 
 class SoftResamplingParticleFilter(ParticleFilter):
@@ -72,6 +74,8 @@ class SoftResamplingParticleFilter(ParticleFilter):
     Source: paper, equations (soft_resampling_1) and (sr_weight_2); Karkus et al., "Particle Filter Networks" (2018).
     Cost of a step: O(N) beside the networks.
     """
+
+    _takes_any_number = True
 
     def __init__(
         self,
@@ -93,15 +97,16 @@ class SoftResamplingParticleFilter(ParticleFilter):
         return *super()._kind(), self.softness, self.detach_particles, self.training
 
     def _resample(self, models: Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
-        log_w, uniform = posterior.log_weights, -math.log(self.n_particles)
+        log_w = posterior.log_weights
         softness = self.softness if self.training else 0.0
         log_v = log_w
         if softness:
-            log_v = torch.logaddexp(log_w + math.log1p(-softness), torch.full_like(log_w, math.log(softness) + uniform))
-        ancestors = ops.resample(log_v.detach(), seed, scheme=self.resampling)
+            uniform = torch.full_like(log_w, math.log(softness / log_w.size(-1)))
+            log_v = torch.logaddexp(log_w + math.log1p(-softness), uniform)
+        ancestors = ops.resample(log_v.detach(), seed, self.n_particles, scheme=self.resampling)
         states = _chosen(posterior.states.detach() if self.detach_particles else posterior.states, ancestors)
         if not softness:
-            return Particles(states, torch.full_like(log_w, uniform)), ancestors
+            return Particles(states, states.new_full(ancestors.shape, -math.log(self.n_particles))), ancestors
         log_ratio = (log_w - log_v).gather(-1, ancestors)
         return Particles(states, ops.normalize_log_weights(log_ratio)[0]), ancestors
 

@@ -163,6 +163,9 @@ class ParticleFilter(nn.Module):
         minimum_bandwidth: what it stays above.
     """
 
+    _takes_any_number = False
+    """Whether `_resample` draws N particles from any number of them."""
+
     def __init__(
         self,
         space: StateSpace,
@@ -211,7 +214,10 @@ class ParticleFilter(nn.Module):
         Args:
             observations: (B, T, ...). Its values where `observed` is False and in the padding do not matter, NaN included.
             initial: (B, N, D): particles at the first time, before its observation. A reverse filter's first time is the
-                last one of each sequence, lengths - 1. float32 or float64, as the filter's parameters.
+                last one of each sequence, lengths - 1. float32 or float64, as the filter's parameters. MDPF, TG-PF and
+                SR-PF take any number of them, more than N where the start is uncertain: N are drawn for the next step, and
+                beliefs have as many components as the larger number, with log-weight -inf where there is no particle. It has
+                to be N where there are lengths.
             actions: (B, T, ...): actions[:, t] led from time t-1 to time t, so actions[:, 0] is never used. A reverse
                 filter is given the same tensor, and sees actions[:, t+1] when it moves from t+1 to t.
             lengths: int64 (B,), 1 to T: how many of the T steps each sequence has; what follows is padding. None: all T.
@@ -274,8 +280,9 @@ class ParticleFilter(nn.Module):
         return self._update_online(models, time, sequence, predicted, ancestors)
 
     def check_particles(self, name: str, particles: Tensor) -> None:
-        """Raise TypeError or ValueError unless these can be the filter's first particles, (B, N, D)."""
-        check_particles(name, particles, self.n_particles, self.space.size, self.posterior_bandwidth.minimum)
+        """Raise TypeError or ValueError unless these can be the filter's first particles, (B, N or another number, D)."""
+        n = None if self._takes_any_number else self.n_particles
+        check_particles(name, particles, n, self.space.size, self.posterior_bandwidth.minimum)
 
     def posterior(self, state: FilterState) -> Mixture:
         """Return the belief of an online state, batch shape (B,)."""
@@ -294,8 +301,9 @@ class ParticleFilter(nn.Module):
                 if (moving := rows.moving[k]) is not None:
                     predicted, ancestors = self._stay(moving, predicted, ancestors, steps[-1])
             steps.append(self._update(models, k, seed, predicted, ancestors, code, rows.observed[k]))
-        particles = [(s.predicted.states, s.predicted.log_weights, s.posterior.log_weights) for s in steps]
-        numbers = [(s.ancestors, s.collapsed, s.log_evidence, s.ess) for s in steps]
+        n = max(states.size(1), self.n_particles)
+        particles = [_filled(n, s.predicted.states, s.predicted.log_weights, s.posterior.log_weights) for s in steps]
+        numbers = [(_repeated(s.ancestors, n), s.collapsed, s.log_evidence, s.ess) for s in steps]
         return Fields(*(torch.stack(x, 1) for rows_ in (particles, numbers) for x in zip(*rows_)))
 
     def _begin(self, initial: Tensor) -> tuple[Particles, Tensor]:
@@ -365,6 +373,8 @@ class MixtureDensityParticleFilter(ParticleFilter):
     The parameters are `posterior_bandwidth` and `resampling_bandwidth` (modules `Bandwidth`) and those of the networks.
     """
 
+    _takes_any_number = True
+
     def __init__(
         self,
         space: StateSpace,
@@ -400,16 +410,17 @@ class MixtureDensityParticleFilter(ParticleFilter):
     def _resample(self, models: Models, posterior: Particles, seed: Tensor) -> tuple[Particles, Tensor]:
         assert models.bandwidths is not None
         mixture, n_angular = (*posterior, models.bandwidths), self.space.n_angular
-        z, ancestors = ops.mixture_resample(*mixture, seed, n_angular=n_angular, scheme=self.resampling)
+        z, ancestors = ops.mixture_resample(*mixture, seed, self.n_particles, n_angular=n_angular, scheme=self.resampling)
         if torch.is_grad_enabled():
             log_weights = ops.iwsg_log_weights(z, *mixture, n_angular=n_angular) - math.log(self.n_particles)
         else:
-            log_weights = torch.full_like(posterior.log_weights, -math.log(self.n_particles))
+            log_weights = z.new_full(z.shape[:-1], -math.log(self.n_particles))
         return Particles(z, log_weights), ancestors
 
     def _sequence(self, models: Models, rows: _Rows, states: Tensor, seed: Tensor) -> Fields:
         """As one node of the graph, where that can be."""
         general = rows.moves[0] is not None or rows.observed[0] is not None or rows.moving[0] is not None
+        general = general or states.size(1) != self.n_particles
         if not general and (len(self.space.linear), self.space.n_angular) == (2, 1) and models.bandwidths is not None:
             wrapped = self.space.wrap(states)
             fields = pose_sequence.run(models, models.bandwidths, wrapped, rows.codes, rows.noise, rows.draws, self.resampling)
@@ -447,12 +458,16 @@ def filter_together(
     each = [observations] * n if isinstance(observations, Tensor) else observations
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(filters, initial, each, seeds, strict=True))
-    alike = all(f._kind() == filters[0]._kind() and o.shape == each[0].shape for f, _, o, _ in given)
+    for f, particles, _, _ in given:
+        f.check_particles("initial", particles)
+    first = filters[0]._kind(), each[0].shape, initial[0].shape
+    alike = all((f._kind(), o.shape, i.shape) == first for f, i, o, _ in given)
     if not alike:
         return [f(o, i, actions, lengths, observed, s) for f, i, o, s in given]
     sequences = []
     for f, particles, o, seed in given:
-        f.check_particles("initial", particles)
+        if lengths is not None and particles.size(1) != f.n_particles:
+            raise ValueError(f"initial: expected N = {f.n_particles} particles beside lengths, got {particles.size(1)}")
         sequences.append(prepare(o, actions, lengths, observed, seed, particles.size(0), particles.device))
     codes = [encode(f.likelihood, s.observations) for f, s in zip(filters, sequences)]
     if any(c.shape != codes[0].shape or c.dtype != codes[0].dtype for c in codes):
@@ -518,7 +533,7 @@ def _random(
     for stream in range(2):
         by_filter = [(f, time_seeds(seed, times, stream)) for f, seed in zip(filters, seeds)]
         keys.append(torch.cat([_backwards(k) if f.reverse else k for f, k in by_filter]).mT.contiguous())
-    shape = (like.size(0), like.size(1), filters[0].dynamics.noise_size)
+    shape = (like.size(0), filters[0].n_particles, filters[0].dynamics.noise_size)
     noise = ops.philox_normal(keys[1].flatten(), (len(times) * shape[0], *shape[1:]), dtype=like.dtype)
     return keys[0].unbind(0), noise.unflatten(0, (len(times), shape[0])).unbind(0)
 
@@ -533,6 +548,20 @@ def _beliefs(filters: Sequence[ParticleFilter], fields: Fields) -> list[FilterBe
         after, before = (Mixture(states, w, bandwidths, f.space) for w in (posterior, predicted))
         beliefs.append(FilterBeliefs(after, before, *numbers))
     return beliefs
+
+
+def _filled(n: int, states: Tensor, *log_weights: Tensor) -> tuple[Tensor, ...]:
+    """Particles (B, N, D) and log-weights (B, N) as n components; those that there are not have log-weight -inf."""
+    dead = n - states.size(1)
+    if not dead:
+        return states, *log_weights
+    return _repeated(states, n), *(torch.nn.functional.pad(w, (0, dead), value=-math.inf) for w in log_weights)
+
+
+def _repeated(x: Tensor, n: int) -> Tensor:
+    """x (B, N, ...) as (B, n, ...), filled up with the first entry, which passes no gradient there."""
+    missing = n - x.size(1)
+    return torch.cat([x, x[:, :1].detach().expand(-1, missing, *x.shape[2:])], 1) if missing else x
 
 
 def _one_step(x: Tensor | None) -> Tensor | None:

@@ -76,15 +76,16 @@ def prepare_moves(
     return masked(actions, real) if actions is not None else None, real
 
 
-def check_particles(name: str, particles: Tensor, n_particles: int, size: int, parameter: Tensor) -> None:
-    """Check particles (B, N, D); `parameter` is one of the filter's."""
+def check_particles(name: str, particles: Tensor, n_particles: int | None, size: int, parameter: Tensor) -> None:
+    """Check particles (B, N, D), N = None for any number; `parameter` is one of the filter's."""
     _tensor(name, particles)
     if particles.dtype != parameter.dtype:
         raise TypeError(f"{name}: expected dtype {parameter.dtype}, that of the filter's parameters, got {particles.dtype}")
     if particles.device != parameter.device:
         raise ValueError(f"{name}: expected device {parameter.device}, that of the filter's parameters, got {particles.device}")
-    if particles.dim() != 3 or particles.shape[1:] != (n_particles, size):
-        expected = f"(B, N, D) with N = {n_particles} and D = {size}"
+    n = particles.size(1) if n_particles is None and particles.dim() == 3 else n_particles
+    if particles.dim() != 3 or particles.shape[1:] != (n, size) or n == 0:
+        expected = f"(B, N, D) with {'N >= 1' if n_particles is None else f'N = {n_particles}'} and D = {size}"
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")
 
 

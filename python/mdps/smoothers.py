@@ -119,6 +119,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         Args:
             initial: (B, N_f, D): particles at time 0; they are also what the forward filter predicts there.
             final: (B, N_b, D): particles at each sequence's last time, lengths - 1; what the backward filter predicts there.
+                Of both there may be other numbers than of the filters' particles, but not with proposal="union".
             observations, actions, lengths, observed, seed: as for `MixtureDensityParticleFilter.forward`. Where nothing was
                 observed, the weight network sees an observation code of zeros.
         """
@@ -260,6 +261,9 @@ def _row_seeds(smoother: MixtureDensityParticleSmoother, initial: Tensor, final:
 def _propose(s: MixtureDensityParticleSmoother, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
     """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""
     if s.proposal == "union":
+        n = m_f[0].size(1) + m_b[0].size(1)
+        if n != s.n_particles:
+            raise ValueError(f"initial, final: proposal='union' expected {s.n_particles} particles in all, got {n}")
         return torch.cat([m_f[0], m_b[0]], 1)
     seed = ops.split_seed(seed, 3)[:, 2]
     n_angular, counts = s.space.n_angular, (s.n_forward, s.n_particles - s.n_forward)
