@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .geometry import BirdsEyeView, MapFeatures, centred_map
-from .image_encoder import STRIDE, ImageEncoder, normalisation
+from .geometry import BirdsEyeView, Grid, MapFeatures, centred_map
+from .image_encoder import STRIDE, ImageEncoder, Pointwise, normalisation
 from .map_encoder import MapEncoder
 from .sizes import EncoderSizes
 
@@ -24,7 +24,7 @@ EDGE = 1e-3
 
 
 class BirdsEyeEncoder(nn.Module):
-    """Images uint8 (N, 3, H, W) of cameras (N, 4) = fx, fy, cx, cy in pixels -> BirdsEyeView of (N, ..., depth, width).
+    """Images uint8 (N, 3, H, W), cameras (N, 4) = fx, fy, cx, cy in pixels -> `BirdsEyeView` of (N, ..., depth, width).
 
     Images are level (without roll and pitch); pixels have their middles at integers.
 
@@ -42,15 +42,15 @@ class BirdsEyeEncoder(nn.Module):
         self.grid, self.scale_range = sizes.grid, sizes.scale_range
         self.network = ImageEncoder(sizes, pretrained=pretrained)
         self.blocks = nn.Sequential(*(_Bottleneck(sizes.latent, sizes.batch_norm) for _ in range(sizes.birds_eye_blocks)))
-        self.features = nn.Conv2d(sizes.latent, sizes.matching, 1)
-        self.confidence = nn.Conv2d(sizes.latent, 1, 1)
+        self.features = Pointwise(sizes.latent, sizes.matching)
+        self.confidence = Pointwise(sizes.latent, 1)
 
     def forward(self, images: Tensor, camera: Tensor) -> BirdsEyeView:
         features, scores, camera = self._encode(images, camera)
-        polar = project_columns(features, plane_scores(scores, camera[:, 1], self.depths(camera), self.scale_range))
-        cells, valid = resample_columns(polar, camera[:, 0], camera[:, 2], self.grid.cell, self.grid.width)
-        x = self.blocks(cells.flip(-2))
-        return BirdsEyeView(self.features(x), self.confidence(x).squeeze(1).sigmoid(), valid.flip(-2))
+        planes = plane_scores(scores, camera[:, 1], self.depths(camera), self.scale_range)
+        cells, valid = resample_columns(project_columns(features, planes), camera[:, 0], camera[:, 2], self.grid)
+        x = self.blocks(cells.permute(0, 3, 1, 2))
+        return BirdsEyeView(self.features(x), self.confidence(x).squeeze(1).sigmoid(), valid)
 
     def depth(self, images: Tensor, camera: Tensor) -> Tensor:
         """Return what the encoder believes of each pixel's depth, (N, ceil(H / 2), ceil(W / 2)) in metres.
@@ -58,53 +58,58 @@ class BirdsEyeEncoder(nn.Module):
         z = f / 2^scale at the expected scale, over the scales that the view from above has planes for: only these are trained.
         """
         _, scores, camera = self._encode(images, camera)
-        scales = torch.linspace(*self.scale_range, scores.size(1), dtype=scores.dtype, device=scores.device)
+        scales = torch.linspace(*self.scale_range, scores.size(-1), dtype=scores.dtype, device=scores.device)
         focal_length, z, step = camera[:, 1, None], self.depths(camera), scales[1] - scales[0]
-        used = (scales > torch.log2(focal_length / z[-1]) - step) & (scales < torch.log2(focal_length / z[0]) + step)
-        shares = scores.masked_fill(~used[..., None, None], -torch.inf).softmax(1)
-        return focal_length[..., None] * torch.exp2(-torch.einsum("nshw,s->nhw", shares, scales))
+        used = (scales > torch.log2(focal_length / z[0]) - step) & (scales < torch.log2(focal_length / z[-1]) + step)
+        shares = scores.masked_fill(~used[:, None, None], -torch.inf).softmax(-1)
+        return focal_length[..., None] * torch.exp2(-(shares @ scales))
 
     def depths(self, like: Tensor) -> Tensor:
-        """The depth planes' z in metres, (depth), of the type of this tensor: the nearest first."""
-        return self.grid.cell * torch.arange(1, self.grid.depth + 1, dtype=like.dtype, device=like.device)
+        """How many metres ahead each row of the view lies, (depth), of the type of this tensor: the farthest first."""
+        return self.grid.cell * torch.arange(self.grid.depth, 0, -1, dtype=like.dtype, device=like.device)
 
     def _encode(self, images: Tensor, camera: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features and scores of depth, and the camera in pixels of the features, whose middles are those of 2 x 2 pixels."""
+        """Features (N, h, w, C), scores of scales (N, h, w, S), and the camera in pixels of the features.
+
+        The middle of such a pixel is that of 2 x 2 pixels of the image. All in float32, also under autocast.
+        """
         _check_images(images, camera)
         features, scores = self.network(images, camera)
-        focal_length, centre = camera.split(2, -1)
-        return features.float(), scores.float(), torch.cat([focal_length / STRIDE, (centre + 0.5) / STRIDE - 0.5], -1).float()
+        focal_length, centre = camera.float().split(2, -1)
+        camera = torch.cat([focal_length / STRIDE, (centre + 0.5) / STRIDE - 0.5], -1)
+        return features.permute(0, 2, 3, 1).float(), scores.permute(0, 2, 3, 1).float(), camera
 
 
 def plane_scores(scores: Tensor, focal_length: Tensor, depths: Tensor, scale_range: tuple[float, float]) -> Tensor:
-    """Interpolate scores of scales (N, S, h, w) linearly at the scales of depths (D) -> (N, D, h, w).
+    """Interpolate scores of scales (N, h, w, S) linearly at the scales of depths (D) -> (N, h, w, D).
 
     focal_length (N): fy in pixels of the features. Scales outside of the range score as its ends do.
     """
     first, last = scale_range
-    n_scales = scores.size(1)
+    n_scales = scores.size(-1)
     scale = torch.log2(focal_length[:, None] / depths)
     position = ((scale - first) * ((n_scales - 1) / (last - first))).clamp(0, n_scales - 1)
-    return torch.einsum("nds,nshw->ndhw", _hats(position, n_scales), scores)
+    return (scores.flatten(1, 2) @ _hats(position, n_scales).mT).unflatten(1, scores.shape[1:3])
 
 
 def project_columns(features: Tensor, scores: Tensor) -> Tensor:
-    """Average features (N, C, h, w) over each column's rows, weighted by softmax(scores (N, D, h, w)) -> (N, C, D, w)."""
-    return torch.einsum("ndhw,nchw->ncdw", scores.softmax(2), features)
+    """Average features (N, h, w, C) over each column's rows, weighted by softmax of scores (N, h, w, D) -> (N, D, w, C)."""
+    weights = scores.softmax(1).transpose(1, 2)
+    return (weights.mT @ features.transpose(1, 2)).transpose(1, 2)
 
 
-def resample_columns(polar: Tensor, focal_length: Tensor, centre: Tensor, cell: float, width: int) -> tuple[Tensor, Tensor]:
-    """Resample columns (N, C, D, w) to cells (N, C, D, width), linearly in each depth plane; with what is seen, (N, D, width).
+def resample_columns(polar: Tensor, focal_length: Tensor, centre: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Resample columns (N, depth, w, C) to cells (N, depth, width, C), linearly in each row; with what is seen.
 
-    Plane d lies (d + 1) * cell metres ahead, cell j (j - width // 2) * cell to the right: it appears in the column
-    u = centre + focal_length * x / z; fx and cx (N) in pixels of the features. Cells outside of the image are 0.
+    A cell x metres to the right and z ahead appears in the column u = centre + focal_length * x / z; fx and cx (N) in pixels
+    of the features. Cells that appear outside of the image are 0; seen, (N, depth, width), is False for them.
     """
-    n_planes, n_columns = polar.shape[-2:]
-    z = torch.arange(1, n_planes + 1, dtype=polar.dtype, device=polar.device)[:, None]  # in cells, as x
-    x = torch.arange(width, dtype=polar.dtype, device=polar.device) - width // 2
+    x = torch.arange(grid.width, dtype=polar.dtype, device=polar.device) - grid.width // 2  # in cells, as z
+    z = torch.arange(grid.depth, 0, -1, dtype=polar.dtype, device=polar.device)[:, None]
     u = centre[:, None, None] + focal_length[:, None, None] * x / z
+    n_columns = polar.size(2)
     seen = (u > -EDGE) & (u < n_columns - 1 + EDGE)
-    return torch.einsum("ndjw,ncdw->ncdj", _hats(u, n_columns) * seen[..., None], polar), seen
+    return (_hats(u, n_columns) * seen[..., None]) @ polar, seen
 
 
 def _hats(position: Tensor, n: int) -> Tensor:
@@ -119,13 +124,13 @@ class _Bottleneck(nn.Module):
         super().__init__()
         inner = width // 4
         self.branch = nn.Sequential(
-            nn.Conv2d(width, inner, 1, bias=False),
+            Pointwise(width, inner, bias=False),
             normalisation(inner, batch_norm),
             nn.ReLU(inplace=True),
             nn.Conv2d(inner, inner, 3, padding=1, bias=False),
             normalisation(inner, batch_norm),
             nn.ReLU(inplace=True),
-            nn.Conv2d(inner, width, 1, bias=False),
+            Pointwise(inner, width, bias=False),
             normalisation(width, batch_norm),
         )
 

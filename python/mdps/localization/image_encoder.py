@@ -51,9 +51,9 @@ class ImageEncoder(nn.Module):
             raise ValueError("pretrained: expected False for a narrow image network, which has no pretrained weights")
         else:
             self.levels, widths = _narrow_levels(sizes.image_backbone, n_inputs, sizes.batch_norm), sizes.image_backbone
-        self.laterals = nn.ModuleList(nn.Conv2d(width, sizes.latent, 1) for width in widths)
+        self.laterals = nn.ModuleList(Pointwise(width, sizes.latent) for width in widths)
         self.output = nn.Conv2d(sizes.latent, sizes.latent, 3, padding=1)
-        self.scales = nn.Conv2d(sizes.latent, sizes.scale_bins, 1)
+        self.scales = Pointwise(sizes.latent, sizes.scale_bins)
         self.register_buffer("mean", 255 * torch.tensor(MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", 255 * torch.tensor(STANDARD_DEVIATION).view(3, 1, 1), persistent=False)
 
@@ -72,6 +72,13 @@ class ImageEncoder(nn.Module):
             x = finer + F.interpolate(x, size=finer.shape[-2:], mode="bilinear", align_corners=False)
         features = self.output(x)
         return features, self.scales(features)
+
+
+class Pointwise(nn.Linear):
+    """A 1 x 1 convolution, (N, C, H, W) -> (N, C', H, W): one matrix product where memory is channels last, as it is here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class ResidualBlock(nn.Module):

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .image_encoder import torchvision_models
+from .image_encoder import Pointwise, torchvision_models
 from .sizes import EncoderSizes
 
-CLASSES = (8, 11, 34)
-"""Areas, ways and nodes, each with 0 for nothing."""
-CLASS_NAMES = ("areas", "ways", "nodes")
+CLASSES = (7, 10, 33)
+"""How many areas, ways and nodes there are; 0 is nothing."""
 
 
 class MapEncoder(nn.Module):
@@ -31,24 +30,28 @@ class MapEncoder(nn.Module):
         ValueError: a type, shape or class that is not that of a map, or a size that is no multiple of map_stride.
     """
 
+    before: Tensor
+
     def __init__(self, sizes: EncoderSizes) -> None:
         super().__init__()
         self.stride = sizes.map_stride
-        self.embeddings = nn.ModuleList(nn.Embedding(n, sizes.embedding) for n in CLASSES)
+        self.embedding = nn.Embedding(1 + sum(CLASSES), sizes.embedding, padding_idx=0)
         n_inputs = len(CLASSES) * sizes.embedding
         if isinstance(sizes.map_backbone, str):
             self.levels, widths = _vgg_levels(sizes.map_backbone, n_inputs, len(sizes.map_decoder) + 1)
         else:
             self.levels, widths = _narrow_levels(sizes.map_backbone, n_inputs, sizes.map_stride), sizes.map_backbone
-        padding, norm = ("replicate", True) if isinstance(sizes.map_backbone, str) else ("zeros", False)
+        up = _Concatenate if isinstance(sizes.map_backbone, str) else _Add
         steps = zip((widths[-1], *sizes.map_decoder), reversed(widths[:-1]), sizes.map_decoder)
-        self.decoder = nn.ModuleList(_Up(below, beside, width, padding, norm) for below, beside, width in steps)
-        self.output = nn.Conv2d(sizes.map_decoder[-1], sizes.matching, 1)
+        self.decoder = nn.ModuleList(up(*step) for step in steps)
+        before = torch.tensor([0, CLASSES[0], CLASSES[0] + CLASSES[1]], dtype=torch.int32)
+        self.register_buffer("before", before.view(3, 1, 1), persistent=False)
+        self.output = Pointwise(sizes.map_decoder[-1], sizes.matching)
 
     def forward(self, classes: Tensor) -> Tensor:
         _check_classes(classes, self.stride)
-        embedded = [embed(group.int()) for embed, group in zip(self.embeddings, classes.unbind(1))]
-        x = torch.cat(embedded, -1).permute(0, 3, 1, 2)  # channels last
+        rows = (classes.int() + self.before * (classes > 0)).permute(0, 2, 3, 1)
+        x = self.embedding(rows.contiguous()).flatten(3).permute(0, 3, 1, 2)  # channels last
         height, width = classes.shape[-2:]
         multiple = self.stride << len(self.decoder)
         right, below = -width % multiple, -height % multiple
@@ -64,39 +67,49 @@ class MapEncoder(nn.Module):
         return features.contiguous(memory_format=torch.channels_last)
 
 
-class _Up(nn.Module):
-    """One step up: twice the resolution, joined with what the way down had there."""
+class _Concatenate(nn.Module):
+    """One step up, VGG's: twice the resolution, beside what the way down had there, and a convolution of both."""
 
-    def __init__(self, below: int, beside: int, width: int, padding: str, norm: bool) -> None:
+    def __init__(self, below: int, beside: int, width: int) -> None:
         super().__init__()
         self.join = nn.Sequential(
-            nn.Conv2d(below + beside, width, 3, padding=1, padding_mode=padding, bias=not norm),
-            *([nn.BatchNorm2d(width)] if norm else []),
+            nn.Conv2d(below + beside, width, 3, padding=1, padding_mode="replicate", bias=False),
+            nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
         )
 
     def forward(self, below: Tensor, beside: Tensor) -> Tensor:
-        up = F.interpolate(below, size=beside.shape[-2:], mode="bilinear", align_corners=False)
-        return self.join(torch.cat([up, beside], 1))
+        return self.join(torch.cat([_twice(below, beside), beside], 1))
+
+
+class _Add(nn.Module):
+    """One step up, the narrow network's: as above, but added, which leaves half of the channels to the convolution."""
+
+    def __init__(self, below: int, beside: int, width: int) -> None:
+        super().__init__()
+        self.lateral = Pointwise(below, beside)
+        self.join = nn.Sequential(*_convolution(beside, width))
+
+    def forward(self, below: Tensor, beside: Tensor) -> Tensor:
+        return self.join(beside + _twice(self.lateral(below), beside))
+
+
+def _twice(below: Tensor, beside: Tensor) -> Tensor:
+    return F.interpolate(below, size=beside.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def _narrow_levels(widths: tuple[int, ...], n_inputs: int, stride: int) -> nn.ModuleList:
     """Squares of pixels and a convolution; then, at half the resolution each, two."""
-    first = nn.Conv2d(n_inputs, widths[0], stride, stride=stride)
-    levels = [nn.Sequential(first, nn.ReLU(inplace=True), *_convolution(widths[0], widths[0]))]
+    levels = [nn.Sequential(*_convolution(n_inputs, widths[0], stride, stride), *_convolution(widths[0], widths[0]))]
     for before, width in zip(widths, widths[1:]):
         levels.append(nn.Sequential(nn.MaxPool2d(2), *_convolution(before, width), *_convolution(width, width)))
-    network = nn.ModuleList(levels)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            assert module.bias is not None
-            nn.init.zeros_(module.bias)
-    return network
+    return nn.ModuleList(levels)
 
 
-def _convolution(before: int, width: int) -> list[nn.Module]:
-    return [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
+def _convolution(before: int, width: int, side: int = 3, stride: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(before, width, side, stride=stride, padding=(side - stride) // 2)
+    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # nothing normalises what follows
+    return [convolution, nn.ReLU(inplace=True)]
 
 
 def _vgg_levels(name: str, n_inputs: int, n_levels: int) -> tuple[nn.ModuleList, tuple[int, ...]]:
@@ -123,3 +136,6 @@ def _check_classes(classes: Tensor, stride: int) -> None:
         raise ValueError(f"classes: expected uint8 (B, 3, H, W), got {classes.dtype} {tuple(classes.shape)}")
     if classes.size(2) % stride or classes.size(3) % stride:
         raise ValueError(f"classes: expected height and width to be multiples of {stride}, got {tuple(classes.shape[2:])}")
+    largest = classes.amax((0, 2, 3)).tolist()
+    if any(largest[i] > CLASSES[i] for i in range(3)):
+        raise ValueError(f"classes: expected areas, ways and nodes of at most {CLASSES}, got {tuple(largest)}")
