@@ -1,0 +1,73 @@
+"""Items of `mdps.datasets.SequenceDataset` as what filters on a map take: metres, around the middle of each piece of map."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from .geometry import SPACE
+
+
+class Batch(NamedTuple):
+    """B sequences of T frames. Poses are x East, y North [m], heading [rad]: `mdps.localization.geometry`."""
+
+    images: Tensor
+    """uint8 (B, T, 3, H, W)."""
+    camera: Tensor
+    """(B, T, 4): fx, fy, cx, cy in pixels."""
+    classes: Tensor
+    """uint8 (B, 3, S, S): areas, ways and nodes of the map."""
+    pixels_per_metre: float
+    """Of the map."""
+    poses: Tensor
+    """(B, T, 3), true ones."""
+    actions: Tensor
+    """(B, T, 3): odometry that led to each step, East, North [m] and turn [rad]; that of the first step is 0, and not used."""
+    observed: Tensor
+    """bool (B, T): False where there is no image."""
+
+
+def to_batch(items: Mapping[str, Any]) -> Batch:
+    """Collated items of a data set, or one item (then B = 1), as a batch.
+
+    Raises:
+        ValueError: maps of several resolutions.
+    """
+    if items["image"].dim() == 4:
+        items = {k: v.unsqueeze(0) for k, v in items.items() if isinstance(v, Tensor)}
+    scale = items["pixels_per_metre"]
+    if (scale != scale[0]).any():
+        raise ValueError(f"pixels_per_metre: expected one resolution in a batch, got {scale.unique().tolist()}")
+    flip = torch.tensor([1.0, -1.0, -1.0])
+    middle = torch.tensor([(n - 1) / 2 for n in (items["map"].size(-1), items["map"].size(-2))] + [0.0])
+    unit = torch.tensor([1 / float(scale[0]), 1 / float(scale[0]), 1.0]) * flip
+    poses, steps = SPACE.wrap((items["uv_pose"] - middle) * unit), items["odometry"] * unit
+    actions = torch.cat([torch.zeros_like(poses[:, :1]), steps], 1)
+    return Batch(items["image"], items["camera"], items["map"], float(scale[0]), poses, actions, items["observed"])
+
+
+def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Tensor) -> Tensor:
+    """N particles around each pose (B, 3), by seed () or (B,) -> (B, N, 3).
+
+    Args:
+        metres: standard deviation of their Gaussian places, the paper's is 50.
+        concentration: kappa of their von Mises headings.
+    """
+    place, heading = ops.split_seed(_rows(seed, len(poses)), 2).unbind(-1)
+    xy = poses[:, None, :2] + metres * ops.philox_normal(place.contiguous(), (len(poses), n, 2), dtype=poses.dtype)
+    kappa = torch.full((len(poses), n), concentration, dtype=poses.dtype, device=poses.device)
+    angle = poses[:, None, 2] + ops.philox_von_mises(heading.contiguous(), kappa)
+    return SPACE.wrap(torch.cat([xy, angle.unsqueeze(-1)], -1))
+
+
+def anywhere(batch: int, n: int, size: tuple[float, float], seed: Tensor) -> Tensor:
+    """N particles uniform over a map of this size, East and North in metres, by seed () or (batch,) -> (batch, N, 3)."""
+    half = torch.tensor([size[0] / 2, size[1] / 2, math.pi], device=seed.device)
+    return (2 * ops.philox_uniform(_rows(seed, batch), (batch, n, 3)) - 1) * half
+
+
+def _rows(seed: Tensor, batch: int) -> Tensor:
+    return ops.split_seed(seed, batch) if seed.dim() == 0 else seed.contiguous()

@@ -1,0 +1,190 @@
+"""The models of filters and smoothers on a map: how poses move with odometry, and how well an image fits at a pose.
+
+They fulfil the protocols of `mdps.filters` and `mdps.smoothers`. What a batch of sequences sees, its maps and views from above,
+is a `Scene`. Filters hand a model the observation of each row: here that is the number of the view in the scene, counted
+from 1, and 0 where there is none. So no view and no map is copied for a filter, a step or a particle.
+
+Source: the paper's appendix, "MDPF/MDPS Model Architectures" of the global localization task.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from ..networks import ParticleNetwork
+from .geometry import BirdsEyeView, Grid, MapFeatures
+
+MINIMUM_WEIGHT = 1e-4
+"""Weights of the smoother's network lie in [1e-4, 1]."""
+MINIMUM_LOG_DENSITY = -20.0
+"""Log-densities that the smoother's network sees are cut here."""
+_ACTION_SCALE = (5.0, 5.0, 0.25)
+"""Metres and radians that are one unit for the network that moves poses."""
+
+
+class Scene(NamedTuple):
+    """What a batch of sequences sees: B maps, and T views on each of them."""
+
+    map: MapFeatures
+    views: BirdsEyeView
+    """Of (B, T, ...); the features are multiplied with the confidence already."""
+    grid: Grid
+
+    def codes(self) -> Tensor:
+        """The observations to hand to a filter: the number of each view, int64 (B, T), counted from 1."""
+        B, T = self.views.valid.shape[:2]
+        return torch.arange(1, B * T + 1, device=self.views.valid.device).view(B, T)
+
+    def scores(self, poses: Tensor, codes: Tensor) -> Tensor:
+        """How well views fit at poses (R, N, 3): views `codes` (R) on their maps -> (R, N); 0 where the code is 0."""
+        entry = (codes - 1).clamp(min=0)
+        place = entry // self.views.valid.size(1)
+        at = self.map._replace(first=self.map.first.index_select(0, place))
+        valid = self.views.valid.flatten(0, 1).index_select(0, entry)
+        scores = ops.pose_correlation(
+            self.map.features,
+            self.views.features.flatten(0, 1).index_select(0, entry),
+            at.to_pixels(poses),
+            valid,
+            origin=self.grid.origin,
+            map_index=place,
+            normalize="valid",
+        )
+        return torch.where((codes > 0).unsqueeze(-1), scores, 0.0)
+
+
+def make_scene(map: MapFeatures, views: BirdsEyeView, grid: Grid) -> Scene:
+    """A scene of maps (B) and views (B, T, ...); a view's features are weighed by its confidence here, once.
+
+    Raises:
+        ValueError: another number of maps than of sequences, or cells that are not as large as the map's pixels.
+    """
+    if views.features.dim() != 5 or views.features.size(0) != map.features.size(0):
+        expected = f"(B, T, C, depth, width) with B = {map.features.size(0)}, that of the maps"
+        raise ValueError(f"views: expected features of shape {expected}, got {tuple(views.features.shape)}")
+    if abs(grid.cell * map.pixels_per_metre - 1) > 1e-6:
+        raise ValueError(f"grid: expected cells of {1 / map.pixels_per_metre} m, pixels of the map, got {grid.cell} m")
+    weighed = views.features * views.confidence.unsqueeze(-3)
+    return Scene(map, BirdsEyeView(weighed, views.confidence, views.valid), grid)
+
+
+class SceneModel(nn.Module):
+    """A model that looks at the scene which `seeing` gives it for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene: Scene | None = None
+
+    def seen(self, poses: Tensor, codes: Tensor) -> Tensor:
+        """`Scene.scores` in the scene of now."""
+        if self.scene is None:
+            raise RuntimeError("there is no scene: call the filter within `with seeing(scene, model):`")
+        return self.scene.scores(poses, codes)
+
+
+@contextmanager
+def seeing(scene: Scene, *models: SceneModel) -> Iterator[None]:
+    """Let models look at this scene, and at none afterwards."""
+    for model in models:
+        model.scene = scene
+    try:
+        yield
+    finally:
+        for model in models:
+            model.scene = None
+
+
+class OdometryDynamics(nn.Module):
+    """Moves poses by noisy odometry, a learned spread, and a learned, bounded residual (protocol `mdps.Dynamics`).
+
+    pose + action + spread * noise + scale * (2 network(sin, cos, action, noise) - 1): the change of the heading is the
+    residual's last number. The network does not see the position: the motion is the same everywhere (the paper lets it see it).
+
+    Args:
+        spread: first standard deviations of the noise that is added, metres, metres and radians.
+        scale: the largest residual, in the same units.
+        reverse: the actions are taken back: of a filter that runs from the end to the start.
+        width: width of the layers.
+    """
+
+    noise_size = 4
+    scale: Tensor
+
+    def __init__(
+        self,
+        spread: Sequence[float] = (2.0, 2.0, 0.1),
+        scale: Sequence[float] = (8.0, 8.0, 0.5),
+        *,
+        reverse: bool = False,
+        width: int = 32,
+    ) -> None:
+        super().__init__()
+        self.reverse = reverse
+        self.network = ParticleNetwork(2, (width,), (width, width, 3), n_extra=self.noise_size, n_condition=3)
+        self.log_spread = nn.Parameter(torch.tensor(spread).log())
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        self.register_buffer("unit", torch.tensor(_ACTION_SCALE), persistent=False)
+        last = self.network.second[-2]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():  # begin with odometry and spread alone
+            last.weight.mul_(0.1)
+            last.bias.zero_()
+
+    def forward(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
+        """particles (B, N, 3), noise (B, N, 4), action (B, 3): East, North [m] and turn [rad], of the step -> (B, N, 3)."""
+        if action is None:
+            raise ValueError("action: expected odometry (B, 3), got None")
+        heading = particles[..., 2]
+        direction = torch.stack([heading.sin(), heading.cos()], -1)
+        weights = self.network.flat_weights()
+        residual = self.network(direction, weights, extra=noise, condition=action / self.unit)
+        step = -action if self.reverse else action
+        return particles + step.unsqueeze(1) + self.log_spread.exp() * noise[..., :3] + self.scale * (2 * residual - 1)
+
+
+class MapLikelihood(SceneModel):
+    """The measurement model of a filter (protocol `mdps.Likelihood`): log l(x) = temperature * score of the view at the pose.
+
+    Args:
+        temperature: before training.
+    """
+
+    def __init__(self, temperature: float = 10.0) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+
+    def forward(self, particles: Tensor, codes: Tensor) -> Tensor:
+        """particles (B, N, 3), codes (B) of `Scene.codes` -> log-likelihoods (B, N), up to a constant."""
+        return self.log_temperature.exp() * self.seen(particles, codes)
+
+
+class MapSmootherLikelihood(SceneModel):
+    """The measurement model of the smoother (protocol `mdps.SmootherLikelihood`).
+
+    log of a weight in [1e-4, 1]: four layers with PReLU on (temperature * score, log m_f, log m_b).
+
+    Args:
+        temperature: before training.
+        width: width of the layers.
+    """
+
+    def __init__(self, temperature: float = 10.0, width: int = 64) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        layers: list[nn.Module] = []
+        for n in (3, width, width):
+            layers += [nn.Linear(n, width), nn.PReLU()]
+        self.network = nn.Sequential(*layers, nn.Linear(width, 1))
+
+    def forward(self, particles: Tensor, codes: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
+        """particles (B, M, 3), codes (B) of `Scene.codes`, log m_f and log m_b (B, M) -> log-likelihoods (B, M)."""
+        score = self.log_temperature.exp() * self.seen(particles, codes)
+        densities = torch.stack([log_forward, log_backward], -1).clamp(min=MINIMUM_LOG_DENSITY)
+        inputs = torch.cat([score.unsqueeze(-1), densities / 5], -1)
+        weight = torch.sigmoid(self.network(inputs).squeeze(-1))
+        return torch.log(MINIMUM_WEIGHT + (1 - MINIMUM_WEIGHT) * weight)
