@@ -128,11 +128,7 @@ def _film(item: dict[str, Any], out: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[1.6 if wide else 1.0, 1.0])
     _draw_map(right, item)
     right.legend(loc="upper right", fontsize=8)
-    frames = (_film_frame(figure, left, right, item, t) for t in range(len(item["image"])))
-    if shutil.which("ffmpeg"):
-        _write_with_ffmpeg(figure, frames, out)
-    else:
-        _write_with_opencv(frames, out)
+    write_film(figure, (_film_frame(figure, left, right, item, t) for t in range(len(item["image"]))), out)
 
 
 def _film_frame(figure: Any, left: Any, right: Any, item: dict[str, Any], t: int) -> np.ndarray:
@@ -145,6 +141,18 @@ def _film_frame(figure: Any, left: Any, right: Any, item: dict[str, Any], t: int
     for artist in frustum:
         artist.remove()
     return pixels
+
+
+def write_film(figure: Any, frames: Iterator[np.ndarray], out: Path) -> None:
+    """Write frames of a matplotlib figure, RGB uint8 (H, W, 3), to an .mp4: with ffmpeg, or with OpenCV where that is missing.
+
+    Raises:
+        DataError: ffmpeg fails. ImportError: neither can write films.
+    """
+    if shutil.which("ffmpeg"):
+        _write_with_ffmpeg(figure, frames, out)
+    else:
+        _write_with_opencv(frames, out)
 
 
 def _write_with_ffmpeg(figure: Any, frames: Iterator[np.ndarray], out: Path) -> None:
