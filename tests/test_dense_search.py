@@ -35,9 +35,9 @@ def by_loops(grid, map, view, b, k, K, v, u):
     heading = 2 * math.pi * k / K
     features, template, confidence, valid = (x[b].tolist() for x in (map.features, *view))
     score = count = 0.0
-    for row in range(map.features.size(-2) + 40):
-        for column in range(map.features.size(-1) + 40):
-            dv, du = row - 20 - v, column - 20 - u
+    for row in range(map.features.size(-2) + 12):
+        for column in range(map.features.size(-1) + 12):
+            dv, du = row - 6 - v, column - 6 - u
             right = du * math.sin(heading) + dv * math.cos(heading)
             ahead = du * math.cos(heading) - dv * math.sin(heading)
             for i in range(grid.depth):
@@ -122,11 +122,11 @@ def suppressed(volume, map, k, radii):
 
 @pytest.mark.parametrize("chunk", [1, 10**9])
 @pytest.mark.parametrize("smooth", [0, 9])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_search_is_suppression_in_the_whole_volume(monkeypatch, chunk, smooth, seed):
     """Smooth maps have their best cells side by side, so that slices must be searched again."""
     monkeypatch.setattr(dense_search, "_CHUNK_BYTES", chunk)
-    grid, map, view = places(B=2, height=31, width=28, seed=seed)
+    grid, map, view = places(B=2, height=23, width=20, seed=seed)
     if smooth:
         kernel = torch.ones(3, 1, smooth, smooth, dtype=F64) / smooth
         map = map._replace(features=torch.nn.functional.conv2d(map.features, kernel, padding=smooth // 2, groups=3))
@@ -172,8 +172,8 @@ def test_a_map_without_a_second_place_repeats_the_best():
 def test_the_search_finds_where_a_view_was_cut_out():
     """A view that is the map as a vehicle sees it that looks to the south-west of a known pixel."""
     grid = Grid(0.5, 12, 15)
-    map = centred_map(torch.randn(2, 4, 50, 44, dtype=F64).cumsum(-1).cumsum(-2) / 20, 2.0)
-    map = map._replace(features=map.features - map.features.mean((-2, -1), keepdim=True))
+    noise = torch.nn.functional.avg_pool2d(torch.randn(2, 4, 52, 46, dtype=F64), 3, stride=1)
+    map = centred_map(noise / noise.norm(dim=1, keepdim=True), 2.0)
     truth = torch.tensor([[-2.25, 3.25, -0.75 * math.pi], [1.25, -4.25, QUARTER]], dtype=F64)
     ahead = 0.5 * (12 - torch.arange(12, dtype=F64)).view(-1, 1)
     right = 0.5 * (torch.arange(15, dtype=F64) - 7)
@@ -183,11 +183,9 @@ def test_the_search_finds_where_a_view_was_cut_out():
     u, v = 2 * x + 21.5, 24.5 - 2 * y
     at = torch.stack([(2 * u + 1) / 44 - 1, (2 * v + 1) / 50 - 1], -1)
     seen = torch.nn.functional.grid_sample(map.features, at, align_corners=False)
-    seen = seen - seen.mean((-2, -1), keepdim=True)
     view = BirdsEyeView(seen, torch.ones(2, 12, 15, dtype=F64), torch.ones(2, 12, 15, dtype=torch.bool))
-    sharp = map._replace(features=map.features / map.features.norm(dim=1, keepdim=True))
-    result = DenseSearch(grid, 32).to(F64).search(sharp, view, 1)
-    assert (result.poses[:, 0] - truth).abs().max() < 1.0
+    result = DenseSearch(grid, 32).to(F64).search(map, view)
+    torch.testing.assert_close(result.poses[:, 0], truth, rtol=0, atol=1e-9)
 
 
 def test_the_temperature_multiplies_scores():
@@ -253,7 +251,7 @@ def test_gradients_by_finite_differences(monkeypatch, chunk):
         return search.loss(map._replace(features=features), BirdsEyeView(seen, confidence, view.valid), truth)
 
     inputs = [x.nan_to_num(5.0).requires_grad_() for x in (map.features, view.features, view.confidence)]
-    assert gradcheck(loss, [*inputs, search.log_temperature])
+    assert gradcheck(loss, [*inputs, search.log_temperature], fast_mode=True)
 
 
 def test_gradients_are_those_of_the_whole_volume():

@@ -163,8 +163,8 @@ def _check(grid: Grid, map: MapFeatures, view: BirdsEyeView) -> tuple[Tensor, Te
             raise ValueError(f"view: expected {name} {(expected[0], *expected[2:])}, got {tuple(x.shape)}")
     dtype = torch.promote_types(torch.promote_types(features.dtype, seen.dtype), torch.float32)
     valid = view.valid.unsqueeze(1)
-    template = torch.where(valid, seen, 0.0) * torch.where(valid, view.confidence.unsqueeze(1), 0.0)
-    return features.to(dtype), template.to(dtype), view.valid.to(dtype)
+    confidence = torch.where(valid, view.confidence.unsqueeze(1), 0.0)
+    return features.to(dtype), torch.where(valid, seen, 0.0).to(dtype) * confidence.to(dtype), view.valid.to(dtype)
 
 
 def _fast_length(n: int) -> int:
