@@ -1,0 +1,180 @@
+"""Dense search: how well a view from above fits a map at every pixel and every one of K headings.
+
+Idea: at one heading, the scores at all pixels are a correlation of the map with the view, rotated onto the map's pixels:
+products of spectra. The map's spectrum is computed once; headings come in chunks, and what is wanted of them, the best poses
+or the log-sum-exp, is gathered as they pass (volumes.py), so that K volumes are never in memory. The spectrum of a view
+turned by half a turn is the conjugate of its own: each serves two headings.
+
+Deviations from OrienterNet: around the map there is nothing, as in `align`, where OrienterNet repeats the border; a rotated
+view keeps its corners; and the valid cells that a score is divided by are counted in fractions at the edge of what is seen,
+where OrienterNet leaves out those that are not wholly seen.
+
+Source: Sarlin et al. 2023 (OrienterNet), section 3.3; the paper, "Dense Search" and "Computational Requirements".
+Cost: for each heading (C / 2 + 1) FFTs of map and view, O(K C (H + R) (W + R) log), R = the view's reach in pixels.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .geometry import BirdsEyeView, Grid, MapFeatures
+from .volumes import SUPPRESSION, SearchResult, best_poses, negative_log_prob
+
+_CHUNK_BYTES = 2**26
+"""Of the spectra of the views that are rotated together, unless those of one rotation are larger."""
+
+
+class DenseSearch(nn.Module):
+    """Scores views at every pixel of a map and at K headings. Heading k is 2 pi k / K, counter-clockwise from East.
+
+    At a pixel and a heading that is a multiple of a quarter turn the score is that of `align`; at others the view is
+    resampled, bilinearly, where `align` resamples the map. Logits are scores times a learned temperature.
+
+    Args:
+        grid: of the views; a cell must be as large as a pixel of the maps.
+        n_rotations: K, even. The attribute may be changed at any time: 64 to train and 256 to evaluate, in the paper.
+
+    Raises:
+        ValueError: n_rotations.
+    """
+
+    def __init__(self, grid: Grid, n_rotations: int = 64) -> None:
+        super().__init__()
+        if n_rotations < 2 or n_rotations % 2:
+            raise ValueError(f"n_rotations: expected an even number, at least 2, got {n_rotations}")
+        self.grid, self.n_rotations = grid, n_rotations
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    def search(self, map: MapFeatures, view: BirdsEyeView, k: int = 3) -> SearchResult:
+        """Return the k best poses, no two of them within 5 m (in x and in y) and 30 degrees of each other; no gradient.
+
+        They are exactly those of non-maximum suppression in the whole volume.
+
+        Args:
+            map: of B places.
+            view: (B, C, depth, width).
+            k: at least 1.
+
+        Raises:
+            TypeError: dtypes. ValueError: shapes, k, or a map of another resolution.
+
+        Memory beside the map: its spectrum, and a few times that of a rotated view, or 64 MB if that is more.
+        """
+        with torch.no_grad():
+            return best_poses(_Correlation(self, map, view), map, k, SUPPRESSION)
+
+    def loss(self, map: MapFeatures, view: BirdsEyeView, truth: Tensor) -> Tensor:
+        """Return -log of the probability of true poses (B, 3) -> (B,), in nats.
+
+        The log-probability, normalised over all cells, is interpolated linearly in x, y and heading, which wraps around. A
+        position outside of the map counts as the nearest in it; a truth that is not finite has a NaN loss. Gradients reach
+        the map, the view and the temperature; slices are computed again for them, so that memory stays that of `search`.
+
+        Raises: as `search`.
+        """
+        return negative_log_prob(_Correlation(self, map, view), map, truth)
+
+    def volume(self, map: MapFeatures, view: BirdsEyeView) -> Tensor:
+        """Return all logits (B, K, H, W): 4 B K H W bytes, and more if gradients are wanted. For small maps."""
+        correlation = _Correlation(self, map, view)
+        chunks = correlation.chunks()
+        back = torch.tensor([r for rotations in chunks for r in rotations]).argsort()
+        return torch.cat([correlation.slices(rotations) for rotations in chunks], 1)[:, back.to(map.features.device)]
+
+
+class _Correlation:
+    """The volume of views (B, ...) over maps."""
+
+    def __init__(self, search: DenseSearch, map: MapFeatures, view: BirdsEyeView) -> None:
+        self.n_rotations, self.temperature = search.n_rotations, search.log_temperature.exp()
+        features, self.template, self.valid = _check(search.grid, map, view)
+        self.grid, (self.height, self.width) = search.grid, features.shape[-2:]
+        self.reach = math.ceil(math.hypot(self.grid.depth + 1, self.grid.width // 2 + 1)) - 1
+        # Pixels farther from each other than the map is large never meet.
+        self.reach_v, self.reach_u = min(self.reach, self.height - 1), min(self.reach, self.width - 1)
+        self.size = _fast_length(self.height + self.reach_v), _fast_length(self.width + self.reach_u)
+        self.spectrum = torch.fft.rfft2(features, s=self.size)
+
+    def chunks(self) -> list[list[int]]:
+        half = self.n_rotations // 2
+        step = max(1, _CHUNK_BYTES // (self.spectrum.numel() * self.spectrum.element_size()))
+        firsts = [range(start, min(start + step, half)) for start in range(0, half, step)]
+        return [[*first, *(r + half for r in first)] for first in firsts]
+
+    def slices(self, rotations: Sequence[int], row: int | None = None) -> Tensor:
+        half = self.n_rotations // 2
+        firsts = sorted({r % half for r in rotations})
+        rows = slice(None) if row is None else slice(row, row + 1)
+        kernels = torch.fft.rfft(self._kernels(firsts, rows), n=self.size[1])
+        kernels = torch.fft.fft(kernels, n=self.size[0], dim=-2)
+        spectrum = self.spectrum[rows].unsqueeze(1)
+        back = self._crop((kernels * spectrum).sum(2), self.reach_v, self.reach_u)
+        ahead = self._crop((kernels.conj() * spectrum).sum(2), -self.reach_v, -self.reach_u)
+        places = {r: i for i, r in enumerate([*firsts, *(r + half for r in firsts)])}
+        return torch.cat([ahead, back], 1)[:, [places[r] for r in rotations]] * self.temperature
+
+    def _crop(self, product: Tensor, first_v: int, first_u: int) -> Tensor:
+        """Signals of spectra (..., Nv, Nu), from this row and column on, which are counted around: (..., H, W)."""
+        rows = torch.fft.ifft(product, dim=-2).roll(-first_v, -2)[..., : self.height, :]
+        return torch.fft.irfft(rows, n=self.size[1]).roll(-first_u, -1)[..., : self.width]
+
+    def _kernels(self, rotations: Sequence[int], rows: slice) -> Tensor:
+        """Views turned to headings, over the pixels around the vehicle: (B, R, C, 2 reach_v + 1, 2 reach_u + 1)."""
+        template, valid = self.template[rows], self.valid[rows]
+        B, C, R = *template.shape[:2], len(rotations)
+        where = self._coordinates(rotations, template)
+        stacked = torch.cat([template, valid.unsqueeze(1)], 1).flatten(0, 1)
+        turned = F.grid_sample(stacked.expand(R, *stacked.shape), where, align_corners=False).unflatten(1, (B, C + 1))
+        count = turned[:, :, -1].sum((-2, -1)).clamp_min(1)
+        v, u = self.reach - self.reach_v, self.reach - self.reach_u
+        inner = turned[:, :, :-1, v : turned.size(-2) - v, u : turned.size(-1) - u]
+        return (inner / count[..., None, None, None]).transpose(0, 1)
+
+    def _coordinates(self, rotations: Sequence[int], like: Tensor) -> Tensor:
+        """Where the pixels around a vehicle lie in its view, as `grid_sample` has it: (R, 2 reach + 1, 2 reach + 1, 2)."""
+        theta = [math.pi / 2 - 2 * math.pi * r / self.n_rotations for r in rotations]
+        cosine, sine = (torch.tensor([f(t) for t in theta], dtype=torch.float64)[:, None, None] for f in (math.cos, math.sin))
+        apart = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64)
+        u, v = apart, apart.unsqueeze(-1)
+        columns = u * cosine + v * sine + self.grid.origin[0]
+        lines = v * cosine - u * sine + self.grid.origin[1]
+        scaled = [(2 * x + 1) / size - 1 for x, size in ((columns, self.grid.width), (lines, self.grid.depth))]
+        return torch.stack(scaled, -1).to(like)
+
+
+def _check(grid: Grid, map: MapFeatures, view: BirdsEyeView) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of the map, and of the views with confidence and 0 where nothing is seen, and what is seen, as numbers."""
+    features, seen = map.features, view.features
+    for name, x in (("map", features), ("view", seen)):
+        if not x.is_floating_point():
+            raise TypeError(f"{name}: expected floating-point features, got {x.dtype}")
+    if abs(grid.cell * map.pixels_per_metre - 1) > 1e-6:
+        raise ValueError(f"map: expected pixels of {grid.cell} m, the view's cells, got {1 / map.pixels_per_metre} m")
+    if features.dim() != 4 or 0 in features.shape:
+        raise ValueError(f"map: expected features (B, C, H, W), got {tuple(features.shape)}")
+    expected = (*features.shape[:2], grid.depth, grid.width)
+    if seen.shape != expected:
+        raise ValueError(f"view: expected features {expected}, got {tuple(seen.shape)}")
+    for name, x in (("confidence", view.confidence), ("valid", view.valid)):
+        if x.shape != (expected[0], *expected[2:]):
+            raise ValueError(f"view: expected {name} {(expected[0], *expected[2:])}, got {tuple(x.shape)}")
+    dtype = torch.promote_types(torch.promote_types(features.dtype, seen.dtype), torch.float32)
+    valid = view.valid.unsqueeze(1)
+    confidence = torch.where(valid, view.confidence.unsqueeze(1), 0.0)
+    return features.to(dtype), torch.where(valid, seen, 0.0).to(dtype) * confidence.to(dtype), view.valid.to(dtype)
+
+
+def _fast_length(n: int) -> int:
+    """The smallest even number from n on whose only prime factors are 2, 3 and 5."""
+    while True:
+        n += n % 2
+        rest = n
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return n
+        n += 2
