@@ -3,7 +3,6 @@
 Source: the paper, "City Scale Global Localization Task", and its appendix, "MDPS Training Procedure Details".
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from staged import Stage
 from torch import Tensor, nn
 
 from mdps import Mixture, ops
-from mdps.localization import FULL, SMALL, Batch, Encoders, MapSmoother, around, anywhere
+from mdps.localization import FULL, SMALL, Batch, Encoders, MapSmoother, anywhere, around
 from mdps.localization.errors import Estimates, estimates_of
 
 SIZES = {"full": FULL, "small": SMALL}
@@ -41,6 +40,10 @@ class Localization(nn.Module):
 
     def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
         """What the model says of a batch, by the name of each of its beliefs."""
+        raise NotImplementedError
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Title and name, in figures, of each of its beliefs."""
         raise NotImplementedError
 
     @staticmethod
@@ -104,6 +107,9 @@ class Smoother(Localization):
     def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
         beliefs = self.beliefs(batch, seed, "smoothed" in names)
         return {name: -beliefs[name].log_prob(batch.poses).mean() for name in names}
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        return {"forward": ("MDPF", "mdpf"), "backward": ("MDPF-Backward", "mdpf-backward"), "smoothed": ("MDPS", "mdps")}
 
     def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
         return {name: estimates_of(belief, batch.poses) for name, belief in self.beliefs(batch, seed).items()}

@@ -226,6 +226,11 @@ class Rows(Dataset):
         return [tuple(t[index] for t in tensors) for tensors, index in zip(self.runs, indices)]
 
 
+def spread(n: int, at_most: int) -> list[int]:
+    """Indices of n things, or of so many of them at equal distances."""
+    return [i * n // at_most for i in range(at_most)] if at_most < n else list(range(n))
+
+
 def loader(data: Dataset, sampler: EpochSampler) -> DataLoader:
     """Batches of a data set in memory."""
     return DataLoader(data, batch_size=None, sampler=sampler)
@@ -352,7 +357,7 @@ class EpochEnd(Callback):
 
 def train(
     models: Sequence[nn.Module],
-    data: L.LightningDataModule,
+    data: L.LightningDataModule | Sequence[L.LightningDataModule],
     stages: Sequence[Stage],
     schedule: Schedule,
     folders: Sequence[Path],
@@ -362,6 +367,8 @@ def train(
 ) -> None:
     """Train models, each a run, through their stages, going on where an earlier call stopped; they end with the last stage's
     best weights.
+
+    `data` is the same for all stages, or one for each.
 
     What each has learned is in its folder's stage_K, the numbers of every epoch in its history.jsonl; what is needed to go on
     is in their `shared_folder`. On several devices there is a process for each, started here or by torchrun; each computes
@@ -377,7 +384,8 @@ def train(
         if not all((place / "finished.json").exists() for place in places):
             title = f"stage {index + 1}/{len(stages)} {stage.name}"
             module = StagedModule(models, stage, schedule, seeds, index)
-            _train_stage(module, data, places, shared, title, {"accelerator": accelerator, "devices": devices})
+            own = data[index] if isinstance(data, Sequence) else data
+            _train_stage(module, own, places, shared, title, {"accelerator": accelerator, "devices": devices})
         for model, place in zip(models, places):
             model.load_state_dict(torch.load(place / "best.pt", map_location="cpu", weights_only=True))
     for model in models:

@@ -1,7 +1,7 @@
 """The Mixture Density Particle Smoother on a map: encoders, two filters, and the smoother that combines them.
 
-Source: the paper, "City Scale Global Localization Task", and its appendix. Bandwidths start as in the authors' program: those of
-the filters' beliefs, of what they resample from, and of the smoothed beliefs.
+Source: the paper, "City Scale Global Localization Task", and its appendix. Bandwidths start as in the authors' program: those
+of the filters' beliefs, of what they resample from, and of the smoothed beliefs.
 Cost: the encoders' on each image and map, and for each particle and step one `ops.pose_correlation` score.
 """
 

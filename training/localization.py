@@ -1,0 +1,238 @@
+"""Global localization on maps: train and evaluate the paper's methods (its section "City Scale Global Localization Task").
+
+    python training/localization.py demo                                     # made cities, all methods, small networks
+    python training/localization.py train --data data/MGL --method mdps      # the paper's setting
+    python training/localization.py evaluate RUN                             # a finished run again
+    python training/localization.py draw FOLDER                              # figures and tables of results
+
+A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures and a
+TensorBoard log. The same command on a folder that holds an unfinished run goes on with it.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import configuration
+import lightning as L
+import localization_figures as figures
+import staged
+import torch
+from configuration import ConfigurationError, option
+from localization_methods import METHODS, Localization, stages
+from staged import mix
+from torch.utils.data import DataLoader, Subset
+
+from mdps.datasets import DataError, ImageFormat, KittiDataModule, MapillaryDataModule
+from mdps.localization import errors, to_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Everything that a run depends on, beside the data."""
+
+    data: str = option("data/MGL", "folder of the data set")
+    layout: str = option("mgl", "of the data: mgl (also made cities) or kitti", ("mgl", "kitti"))
+    validation_scenes: str = option("", "MGL: names of scenes for validation alone, with commas; none: sequences of all scenes")
+    test_scenes: str = option("", "MGL: names of scenes for the test alone, with commas")
+    method: str = option("mdps", "what is trained: a name of the table in localization_methods.py", tuple(METHODS))
+    networks: str = option("full", "size of the encoders: full is the paper's", ("full", "small"))
+    pretrained: bool = option(False, "start the image encoder with torchvision's weights of ImageNet")
+    seed: int = option(0, "seed of splits, crops, odometry, first weights, order and particles", minimum=0)
+    length: int = option(10, "steps of the sequences that the encoders learn from", minimum=2)
+    long_length: int = option(100, "steps of the sequences of later stages and of the test", minimum=2)
+    crop: float = option(0.0, "side of the map in metres; 0: 400 for sequences of up to 10 steps, else 1228", minimum=0.0)
+    n_validation: int = option(200, "validation sequences at most", minimum=1)
+    n_test: int = option(1000, "test sequences at most", minimum=1)
+    n_particles: int = option(250, "particles of a filter; the smoother has twice as many", minimum=1)
+    n_first: int = option(1000, "particles of the forward filter's first step", minimum=1)
+    n_last: int = option(1500, "particles of the backward filter's first step, which is the last", minimum=1)
+    first_metres: float = option(50.0, "standard deviation of the starts around the truth, metres", minimum=0.0)
+    first_concentration: float = option(100.0, "concentration kappa of the forward start's heading", minimum=0.0)
+    backward_start: str = option(
+        "uniform", "of the backward filter: uniform over the map (the paper), true state (its program)", ("uniform", "true")
+    )
+    batch_size: int = option(3, "sequences of a training step", minimum=1)
+    chunk: int = option(0, "images that are encoded at once; 0: all", minimum=0)
+    max_epochs: int = option(200, "epochs of a stage at most", minimum=1)
+    first_stage_epochs: int = option(0, "epochs of the first stage at most; 0: max_epochs", minimum=0)
+    min_epochs: int = option(0, "epochs of a stage before it may stop early", minimum=0)
+    patience: int = option(40, "epochs without a better validation loss that end a stage", minimum=1)
+    rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
+    gradient_clip: float = option(300.0, "largest norm of a gradient; 0: any", minimum=0.0)
+    plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0)
+    plateau_patience: int = option(20, "epochs without progress that make a plateau", minimum=0)
+    plateau_cooldown: int = option(0, "epochs after a fall of the rate that do not count", minimum=0)
+    plateau_threshold: float = option(1e-4, "relative progress that counts", minimum=0.0)
+    n_workers: int = option(4, "processes that load data", minimum=0)
+    accelerator: str = option("auto", "where to run", ("auto", "cpu", "gpu"))
+    threads: int = option(1, "CPU threads", minimum=1)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "demo": {
+        "networks": "small", "long_length": 10, "crop": 256.0, "n_validation": 24, "n_test": 60, "batch_size": 2,
+        "max_epochs": 2, "first_stage_epochs": 6, "n_workers": 0, "threads": 2,
+    },
+}  # fmt: skip
+
+
+class Data(L.LightningDataModule):
+    """The data set with sequences of this length, in batches."""
+
+    def __init__(self, c: Configuration, length: int) -> None:
+        super().__init__()
+        self.c = c
+        options: dict[str, Any] = {
+            "length": length, "crop_metres": c.crop or None, "batch_size": c.batch_size, "n_workers": c.n_workers,
+            "seed": c.seed,
+        }  # fmt: skip
+        if c.networks == "small":
+            options["image"] = ImageFormat(128, 128) if c.layout == "mgl" else ImageFormat(224, 80, 128.0)
+        if c.layout == "kitti":
+            self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
+        else:
+            self.source = MapillaryDataModule(c.data, scenes=_scenes(c), **options)
+        self.source.setup()
+
+    def train_dataloader(self):
+        return self.source.train_dataloader()
+
+    def val_dataloader(self):
+        return self._loader(self.source.val, self.c.n_validation)
+
+    def test_dataloader(self):
+        return self._loader(self.source.test, self.c.n_test)
+
+    def on_before_batch_transfer(self, batch, index):
+        return [to_batch(batch)]  # a batch for each run; here there is one
+
+    def _loader(self, data, n):
+        return DataLoader(Subset(data, staged.spread(len(data), n)), batch_size=self.c.batch_size, num_workers=self.c.n_workers)
+
+
+def _scenes(c: Configuration) -> dict[str, list[str]] | None:
+    named = {part: [n.strip() for n in text.split(",") if n.strip()] for part, text in
+             (("val", c.validation_scenes), ("test", c.test_scenes))}  # fmt: skip
+    if not any(named.values()):
+        return None
+    there = sorted(path.parent.name for path in Path(c.data).glob("*/dump.json"))
+    taken = {name for names in named.values() for name in names}
+    return {"train": [name for name in there if name not in taken], **named}
+
+
+def build(c: Configuration) -> Localization:
+    """A model with the first weights of the configuration's seed; torch's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mix(c.seed, 5) % 2**63)
+        return METHODS[c.method].build(c)
+
+
+def schedule(c: Configuration) -> staged.Schedule:
+    """How long stages last and how their rates fall."""
+    return staged.Schedule(**{f.name: getattr(c, f.name) for f in dataclasses.fields(staged.Schedule)})
+
+
+@torch.no_grad()
+def evaluate(model: Localization, data: Data, seed: int) -> dict[str, errors.Estimates]:
+    """What the model says of the test sequences, by the name of each of its beliefs."""
+    model.eval()
+    found: dict[str, list[errors.Estimates]] = {}
+    for i, items in enumerate(data.test_dataloader()):
+        for name, estimates in model.estimates(to_batch(items), mix(seed, 6, i)).items():
+            found.setdefault(name, []).append(estimates)
+    return {name: errors.join(parts) for name, parts in found.items()}
+
+
+def run_training(c: Configuration, folder: Path, command: str) -> list[figures.Result]:
+    """Train in a folder, or go on there; then evaluate on the test sequences."""
+    started = time.monotonic()
+    torch.set_num_threads(c.threads)
+    _open_folder(c, folder)
+    short, long = Data(c, c.length), Data(c, c.long_length)
+    model, each = build(c), stages(c)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    sizes = ", ".join(f"{len(part)} {name}" for part, name in zip(long.source.splits, ("training", "validation", "test")))
+    print(f"{c.method}: {n_parameters} parameters; sequences of {c.long_length}: {sizes}; run folder: {folder}")
+    with staged.quiet():
+        staged.train([model], [short, *[long] * (len(each) - 1)], each, schedule(c), [folder], [c.seed], c.accelerator)
+    torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
+    seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
+    cost = figures.Training(seconds / 3600, staged.peak_memory_mb(), staged.versions()["machine"], n_parameters)
+    results = _finish(model, long, folder, c.seed, command, cost)
+    print(f"Done in {staged.duration(time.monotonic() - started)}")
+    return results
+
+
+def _finish(
+    model: Localization, data: Data, folder: Path, seed: int, command: str, cost: figures.Training | None
+) -> list[figures.Result]:
+    found = evaluate(model, data, seed)
+    c = model.c
+    about = {"versions": staged.versions(), "data": {"path": c.data, "fingerprint": data.source.fingerprint}}
+    results = []
+    for name, estimates in found.items():
+        title, method = model.titles()[name]
+        results.append(
+            figures.Result(title, method, c.seed, command, **about, summary=errors.summarize(estimates), training=cost)
+        )
+        figures.save_result(results[-1], folder / "results")
+    side = data.source.crop_metres
+    chance = errors.guesses(estimates.truth, side, estimates.counted, torch.Generator().manual_seed(0))
+    results.append(figures.Result("chance", "chance", c.seed, command, **about, summary=errors.summarize(chance)))
+    figures.save_result(results[-1], folder / "results")
+    print(figures.recall_table(results))
+    return results
+
+
+def _open_folder(c: Configuration, folder: Path) -> None:
+    file = folder / "configuration.yaml"
+    if file.exists():
+        before = configuration.make(Configuration, configuration.read_yaml(file))
+        changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(before, f.name)]
+        if changed:
+            raise ConfigurationError(
+                f"output: {folder} holds a run with another {', '.join(changed)}; "
+                "expected the same configuration, or another --output"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration.write_yaml(file, c)
+    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="localization.py", description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train one method and evaluate it")
+    train.add_argument("--preset", choices=tuple(PRESETS), default="paper", help="where the defaults come from [paper]")
+    train.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
+    train.add_argument("--output", type=Path, metavar="FOLDER", help="run folder [runs/localization_METHOD_seed_SEED]")
+    configuration.add_flags(train, Configuration)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    given = vars(_parser().parse_args(arguments))
+    given.pop("command")
+    command = "python training/localization.py " + " ".join(arguments if arguments is not None else sys.argv[1:])
+    try:
+        file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
+        c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
+        run_training(c, output or Path("runs") / f"localization_{c.method}_seed_{c.seed}", command)
+    except (ConfigurationError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command goes on from the last whole epoch.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
