@@ -31,7 +31,7 @@ import numpy as np
 FORMAT = "mdps localization result 1"
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "legend.frameon": False, "savefig.dpi": 200, "savefig.bbox": "tight",
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "legend.frameon": False, "savefig.dpi": 200,
     "figure.constrained_layout.use": True,
 }  # fmt: skip
 LINES = {
