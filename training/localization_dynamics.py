@@ -108,7 +108,7 @@ def draw_dynamics(dynamics: Dynamics, smoothing: float = 0.7) -> Any:
     reach = box.size[0] / 2
     start = torch.tensor([0.0, 0.0, torch.pi / 2])
     with plt.rc_context(STYLE):
-        figure = plt.figure(figsize=(1.9 * n, 2.3))
+        figure = plt.figure(figsize=(1.9 * n, 2.7))
         axes = figure.subplots(1, n, squeeze=False, sharey=True)[0]
         for k, ax in enumerate(axes):
             weights = torch.full((count,), 1 / count).log()
