@@ -60,7 +60,7 @@ def spread(
     """Apply a dynamics to the pose (0, 0, North) with noisy odometry of several steps: the actions are marginalised.
 
     Args:
-        dynamics: (particles (B, N, 3), standard normal noise (B, N, noise_size), actions (B, 3)) -> (B, N, 3).
+        dynamics: (particles (B, N, 3), standard normal noise (B, N, noise_size), actions (B, 3)) -> (B, N, 3); on the CPU.
         steps: what is driven in each case: metres ahead, and degrees of a turn to the left.
         noise: of odometry, as `mdps.datasets.noisy_odometry` makes it.
         n_actions: draws of the odometry's noise for each case. n_particles: of the dynamics' noise for each of those.

@@ -6,7 +6,8 @@ Everything is drawn from a small file that can be committed (`save_panel`): .npz
 `localization_scene.to_integers`, log-weights float16, images JPEGs, the map's classes as they are. The frame is that of
 `mdps.localization.geometry`.
 
-Source: the paper's figures of example trajectories. Cost: 1 to 2 s a picture, 0.5 s for each frame of a film.
+Source: the paper's figures of example trajectories. Cost: 1 to 2 s a picture, 0.2 s for each frame of
+a film; in a file 15 kB for each step of beliefs that have 1000 particles together.
 """
 
 import argparse
