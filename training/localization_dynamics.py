@@ -54,13 +54,13 @@ def spread(
     steps: Sequence[tuple[float, float]],
     noise: OdometryNoise,
     generator: torch.Generator | None = None,
-    n_actions: int = 200,
-    n_particles: int = 10,
+    n_actions: int = 1000,
+    n_particles: int = 2,
 ) -> Dynamics:
     """Apply a dynamics to the pose (0, 0, North) with noisy odometry of several steps: the actions are marginalised.
 
     Args:
-        dynamics: (particles (B, N, 3), standard normal noise (B, N, noise_size), actions (B, 3)) -> (B, N, 3).
+        dynamics: (particles (B, N, 3), standard normal noise (B, N, noise_size), actions (B, 3)) -> (B, N, 3); on the CPU.
         steps: what is driven in each case: metres ahead, and degrees of a turn to the left.
         noise: of odometry, as `mdps.datasets.noisy_odometry` makes it.
         n_actions: draws of the odometry's noise for each case. n_particles: of the dynamics' noise for each of those.
@@ -84,7 +84,7 @@ def save_dynamics(dynamics: Dynamics, path: Path) -> None:
     """Write them; the file's head says how."""
     about = np.array(json.dumps({"format": FORMAT, "titles": dynamics.titles}))
     arrays = {"actions": to_integers(dynamics.actions), "particles": to_integers(dynamics.particles)}
-    np.savez_compressed(path, allow_pickle=False, about=about, **arrays)
+    np.savez_compressed(path, about=about, **arrays)
 
 
 def load_dynamics(path: Path) -> Dynamics:
@@ -97,33 +97,40 @@ def load_dynamics(path: Path) -> Dynamics:
     return Dynamics(tuple(about["titles"]), to_poses(arrays["actions"]), to_poses(arrays["particles"]))
 
 
-def draw_dynamics(dynamics: Dynamics, smoothing: float = 0.5) -> Any:
+def draw_dynamics(dynamics: Dynamics, smoothing: float = 0.7) -> Any:
     """Density of particles after one step, a plot for each action; the start is a black arrow, the action's end a blue one.
 
     Args:
         smoothing: standard deviation of the kernels, in metres.
     """
     n, (_, count, _) = len(dynamics.titles), dynamics.particles.shape
-    reach = dynamics.particles[..., :2].abs().flatten().quantile(0.995).item() + 3 * smoothing
-    box = Box(-reach, -reach, reach, reach)
+    box = _region(dynamics.particles[..., :2].flatten(0, 1), 3 * smoothing)
+    reach = box.size[0] / 2
     start = torch.tensor([0.0, 0.0, torch.pi / 2])
     with plt.rc_context(STYLE):
-        figure = plt.figure(figsize=(1.9 * n, 2.3))
+        figure = plt.figure(figsize=(1.9 * n, 2.7))
         axes = figure.subplots(1, n, squeeze=False, sharey=True)[0]
         for k, ax in enumerate(axes):
             weights = torch.full((count,), 1 / count).log()
             draw_cloud(ax, Mixture(dynamics.particles[k], weights, torch.tensor([smoothing, smoothing, 1.0]), SPACE), box)
-            draw_arrows(ax, dynamics.particles[k, :: max(1, count // 40)], PARTICLE, 0.07 * reach, 0.004, 3)
+            draw_arrows(ax, dynamics.particles[k, :: max(1, count // 40)], PARTICLE, 0.12 * reach, 0.006, 3)
             draw_arrows(ax, start[None], "black", 0.25 * reach, 0.02, 4)
             draw_arrows(ax, (start + dynamics.actions[k])[None], MODE, 0.25 * reach, 0.02, 4)
-            ax.set(
-                xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", title=dynamics.titles[k], xlabel="to the right [m]"
-            )
+            ax.set(xlim=(box.x_min, box.x_max), ylim=(box.y_min, box.y_max), aspect="equal")
+            ax.set(title=dynamics.titles[k], xlabel="to the right [m]")
         axes[0].set_ylabel("ahead [m]")
         handles = [arrow_handle("black", "pose before"), arrow_handle(MODE, "odometry without noise")]
         handles += [arrow_handle(PARTICLE, "particles after"), cloud_handle("their density")]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.5)
     return figure
+
+
+def _region(places: Tensor, margin: float) -> Box:
+    """A square around all places (N, 2) but a few far ones, and the start; the start in the middle from left to right."""
+    low, high = places.quantile(0.002, 0).clamp(max=0), places.quantile(0.998, 0).clamp(min=0)
+    half = max(-low[0], high[0], (high[1] - low[1]) / 2).item() + margin
+    middle = (low[1] + high[1]).item() / 2
+    return Box(-half, middle - half, half, middle + half)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 FORMAT = "mdps localization result 1"
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "legend.frameon": False, "savefig.dpi": 200, "savefig.bbox": "tight",
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "legend.frameon": False, "savefig.dpi": 200,
     "figure.constrained_layout.use": True,
 }  # fmt: skip
 LINES = {
@@ -122,7 +122,7 @@ def recall_curves(results: Sequence[Result], axes: Sequence[str] = ("position", 
         axes: of `UNITS`. top_3: of `ESTIMATES`.
     """
     with plt.rc_context(STYLE):
-        figure, plots = plt.subplots(1, 2 * len(axes), figsize=(3.4 * len(axes), 2.7), sharey=True)
+        figure, plots = plt.subplots(1, 2 * len(axes), figsize=(3.4 * len(axes), 2.9), sharey=True)
         for i, (axis, estimate) in enumerate((a, e) for a in axes for e in ("top_1", top_3)):
             for method, runs in by_method(results).items():
                 colour, dashes = _lines(results)[method]
@@ -130,7 +130,7 @@ def recall_curves(results: Sequence[Result], axes: Sequence[str] = ("position", 
                 plots[i].plot(_thresholds(runs[0], axis), 100 * shares, color=colour, ls=dashes, lw=1.2, label=runs[0].title)
             _recall_axes(plots[i], results[0], axis, ESTIMATES[estimate])
         plots[0].set_ylabel("recall [%]")
-        figure.legend(*plots[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, handlelength=2)
+        figure.legend(*plots[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=2)
     return figure
 
 
@@ -160,7 +160,7 @@ def ablation(results: Sequence[Result], top_3: str = "top_3_jointly") -> Any:
 def error_over_time(results: Sequence[Result]) -> Any:
     """Median over the sequences of the errors of top 1 at every step, on a logarithmic axis; quartiles for three methods."""
     with plt.rc_context(STYLE):
-        figure, plots = plt.subplots(1, 2, figsize=(6.8, 2.8))
+        figure, plots = plt.subplots(1, 2, figsize=(6.8, 3.1))
         for plot, axis in zip(plots, ("position", "angle")):
             for i, (method, runs) in enumerate(by_method(results).items()):
                 colour, dashes = _lines(results)[method]
@@ -175,7 +175,7 @@ def error_over_time(results: Sequence[Result]) -> Any:
             plot.grid(True, color="0.92", lw=0.6)
         handles, labels = plots[0].get_legend_handles_labels()
         band = plt.Rectangle((0, 0), 1, 1, color="0.5", alpha=0.3, lw=0)
-        figure.legend([*handles, band], [*labels, "quartiles over sequences"], loc="outside lower center", ncols=4)
+        figure.legend([*handles, band], [*labels, "quartiles"], loc="outside lower center", ncols=3)
     return figure
 
 

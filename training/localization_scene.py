@@ -61,10 +61,14 @@ def draw_cloud(ax: Any, belief: Mixture, box: Box) -> None:
 
 
 def draw_arrows(ax: Any, poses: Tensor, colour: str, length: float, width: float, zorder: int) -> None:
-    """Arrows that begin at poses (n, 3) and have their headings; length in metres, width as a share of the axes'."""
+    """Arrows that begin at poses (n, 3) and have their headings; length in metres, width as a share of the axes'.
+
+    Those of a hundredth and more have a white edge.
+    """
+    edge = 0.4 if width >= 0.01 else 0.0
     x, y, heading = (p.numpy() for p in poses.unbind(-1))
     shape = {"headwidth": 3.5, "headlength": 4, "headaxislength": 3.5, "minshaft": 1.5}
-    options = {"angles": "xy", "scale_units": "xy", "scale": 1, "edgecolor": "white", "linewidth": 0.4, "clip_on": True}
+    options = {"angles": "xy", "scale_units": "xy", "scale": 1, "edgecolor": "white", "linewidth": edge}
     ax.quiver(
         x, y, length * np.cos(heading), length * np.sin(heading), color=colour, width=width, zorder=zorder, **shape, **options
     )
