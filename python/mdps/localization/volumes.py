@@ -130,12 +130,6 @@ def negative_log_prob(volume: Volume, map: MapFeatures, truth: Tensor) -> Tensor
     return torch.where(good, sums.logsumexp(0) - shares.sum(0), math.nan)
 
 
-def interpolate(volume: Tensor, map: MapFeatures, poses: Tensor) -> Tensor:
-    """Values of a whole volume (B, K, H, W) at poses (B, 3), linear in u, v and heading as in `negative_log_prob`: (B,)."""
-    corners = _corners(map, poses, volume.size(1))
-    return _share(volume, range(volume.size(1)), corners)
-
-
 class _Corners(NamedTuple):
     """The 8 cells around a pose in each of B volumes, (B, 8), and their weights in linear interpolation."""
 

@@ -1,0 +1,152 @@
+"""Search in windows of a large map: how dense search and retrieval follow a sequence.
+
+Idea: a whole city is too large, and too full of places that look alike, for a search of every frame. A sliding window lies
+around where the last frame was found, moved by the action; a window around the truth shows what a search could do that knew
+its neighbourhood (the paper calls this cheating). A window that would reach over the map's border is moved back into the map,
+so that all have one size.
+
+Source: the paper, "Applying baselines to city-scale environments". Cost: that of a search of one window a frame.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from .geometry import SPACE, BirdsEyeView, MapFeatures
+from .volumes import Searcher, SearchResult
+
+SIZE = 256.0
+"""Metres, of a side of the paper's windows."""
+
+
+def crop(map: MapFeatures, centres: Tensor, size: float) -> MapFeatures:
+    """Cut a square window out of each map, in the same frame.
+
+    Args:
+        map: of B places.
+        centres: (B, 2) or (B, 3), x and y first, metres: finite. The window's middle is the nearest that the pixels allow
+            and that keeps the window inside of the map.
+        size: metres, rounded to pixels; where the map is smaller, the window is as small.
+
+    Raises:
+        ValueError: shape or values of centres, or a size that is not positive.
+
+    Cost: a copy of the windows. A GPU is waited for.
+    """
+    B, _, height, width = map.features.shape
+    if centres.dim() != 2 or centres.size(0) != B or centres.size(1) not in (2, 3):
+        raise ValueError(f"centres: expected shape ({B}, 2) or ({B}, 3), got {tuple(centres.shape)}")
+    if not 0 < size < float("inf"):
+        raise ValueError(f"size: expected a positive number of metres, got {size}")
+    if not centres[:, :2].isfinite().all():
+        raise ValueError(f"centres: expected finite positions, got {centres[:, :2].tolist()}")
+    pixels = max(1, round(size * map.pixels_per_metre))
+    rows, columns = min(pixels, height), min(pixels, width)
+    middle = (centres[:, :2] - map.first).double() * map.pixels_per_metre
+    u = (middle[:, 0] - 0.5 * (columns - 1)).round().clamp(0, width - columns)
+    v = (-middle[:, 1] - 0.5 * (rows - 1)).round().clamp(0, height - rows)
+    starts = zip(v.long().tolist(), u.long().tolist())
+    windows = [x[:, i : i + rows, j : j + columns] for x, (i, j) in zip(map.features, starts)]
+    return MapFeatures(
+        torch.stack(windows), map.first + (torch.stack([u, -v], -1) / map.pixels_per_metre).to(map.first), map.pixels_per_metre
+    )
+
+
+def search_sliding_window(
+    searcher: Searcher,
+    map: MapFeatures,
+    views: Iterable[Tensor | BirdsEyeView],
+    start: Tensor,
+    actions: Tensor,
+    observed: Tensor | None = None,
+    *,
+    size: float = SIZE,
+    k: int = 3,
+) -> SearchResult:
+    """Search each frame in a window around the best pose of the last one, moved by the action.
+
+    Args:
+        searcher: `DenseSearch`, `Retrieval`, or anything with their `search(map, view, k)`.
+        map: of B places, features as the searcher takes them.
+        views: T views (B, ...), as the searcher takes them; an iterator may make each as it is wanted.
+        start: (B, 3): around what the first window lies; the paper takes the true pose.
+        actions: (B, T, 3): actions[:, t] led from time t-1 to t, in the map's frame: metres and radians.
+        observed: bool (B, T): where False nothing is searched, and the one pose is the window's middle. None: all are.
+        size: side of the windows in metres.
+        k: poses a frame.
+
+    Returns:
+        poses (B, T, k, 3), log_probs (B, T, k) and log_normalizer (B, T), within each window.
+
+    Raises:
+        ValueError: shapes, or another number of views than T; and what the searcher raises.
+    """
+    _check_sequence("actions", actions, map, observed)
+    if start.shape != (map.features.size(0), 3):
+        raise ValueError(f"start: expected shape {(map.features.size(0), 3)}, got {tuple(start.shape)}")
+
+    def centre(t: int, last: SearchResult | None) -> Tensor:
+        return start if last is None else SPACE.wrap(last.poses[:, 0] + actions[:, t])
+
+    return _search_windows(searcher, map, views, centre, actions.size(1), observed, size, k)
+
+
+def search_true_window(
+    searcher: Searcher,
+    map: MapFeatures,
+    views: Iterable[Tensor | BirdsEyeView],
+    truth: Tensor,
+    observed: Tensor | None = None,
+    *,
+    size: float = SIZE,
+    k: int = 3,
+) -> SearchResult:
+    """Search each frame in a window around its true pose (B, T, 3), which makes the task easier than it is.
+
+    Other arguments, results and errors are those of `search_sliding_window`.
+    """
+    _check_sequence("truth", truth, map, observed)
+    return _search_windows(searcher, map, views, lambda t, _: truth[:, t], truth.size(1), observed, size, k)
+
+
+def _check_sequence(name: str, poses: Tensor, map: MapFeatures, observed: Tensor | None) -> None:
+    B = map.features.size(0)
+    if poses.dim() != 3 or poses.size(0) != B or poses.size(1) < 1 or poses.size(2) != 3:
+        raise ValueError(f"{name}: expected shape ({B}, T, 3) with T >= 1, got {tuple(poses.shape)}")
+    if observed is not None and (observed.shape != poses.shape[:2] or observed.dtype != torch.bool):
+        raise ValueError(f"observed: expected bool {tuple(poses.shape[:2])}, got {observed.dtype} {tuple(observed.shape)}")
+
+
+@torch.no_grad()
+def _search_windows(
+    searcher: Searcher,
+    map: MapFeatures,
+    views: Iterable[Tensor | BirdsEyeView],
+    centre: Callable[[int, SearchResult | None], Tensor],
+    T: int,
+    observed: Tensor | None,
+    size: float,
+    k: int,
+) -> SearchResult:
+    results: list[SearchResult] = []
+    for t, view in enumerate(views):
+        if t == T:
+            raise ValueError(f"views: expected {T}, got more")
+        middle = centre(t, results[-1] if results else None)
+        found = searcher.search(crop(map, middle, size), view, k)
+        results.append(found if observed is None else _only_where(observed[:, t], found, middle))
+    if len(results) < T:
+        raise ValueError(f"views: expected {T}, got {len(results)}")
+    return SearchResult(*(torch.stack(x, 1) for x in zip(*results)))
+
+
+def _only_where(observed: Tensor, found: SearchResult, middle: Tensor) -> SearchResult:
+    """The search's result where a frame was observed, elsewhere the window's middle."""
+    alone = torch.full_like(found.log_probs, -torch.inf)
+    alone[:, 0] = 0
+    return SearchResult(
+        torch.where(observed.view(-1, 1, 1), found.poses, middle.unsqueeze(1)),
+        torch.where(observed.unsqueeze(-1), found.log_probs, alone),
+        torch.where(observed, found.log_normalizer, 0.0),
+    )
