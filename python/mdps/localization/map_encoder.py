@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..maps import AREAS, NODES, WAYS
 from .image_encoder import Pointwise
-from .sizes import EncoderSizes
+from .sizes import EncoderSizes, Padding
 
-CLASSES = (7, 10, 33)
-"""How many areas, ways and nodes there are; 0 is nothing."""
+CLASSES = len(AREAS), len(WAYS), len(NODES)
+"""How many there are, 7, 10 and 33; 0 is nothing."""
 
 
 class MapEncoder(nn.Module):
@@ -73,7 +74,7 @@ class MapEncoder(nn.Module):
 class _Up(nn.Module):
     """One step up: twice the resolution, beside what the way down had there, and a convolution of both."""
 
-    def __init__(self, below: int, beside: int, width: int, padding: str, batch_norm: bool) -> None:
+    def __init__(self, below: int, beside: int, width: int, padding: Padding, batch_norm: bool) -> None:
         super().__init__()
         convolution, relu = _convolution(below + beside, width, padding)
         self.join = nn.Sequential(convolution, *([nn.BatchNorm2d(width)] if batch_norm else []), relu)
@@ -83,7 +84,7 @@ class _Up(nn.Module):
         return self.join(torch.cat([up, beside], 1))
 
 
-def _convolution(before: int, width: int, padding: str, side: int = 3, stride: int = 1) -> list[nn.Module]:
+def _convolution(before: int, width: int, padding: Padding, side: int = 3, stride: int = 1) -> list[nn.Module]:
     convolution = nn.Conv2d(before, width, side, stride=stride, padding=(side - stride) // 2, padding_mode=padding)
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # nothing normalises what follows
     return [convolution, nn.ReLU(inplace=True)]

@@ -4,8 +4,11 @@ Source: Sarlin et al. 2023 (OrienterNet), whose encoders the paper takes, for `F
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .geometry import Grid
+
+Padding = Literal["replicate", "zeros"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class EncoderSizes:
     """Width and number of the map network's convolutions at each resolution on the way down, half the one before."""
     map_decoder: tuple[int, ...]
     """Widths on the way back up."""
-    map_padding: str
+    map_padding: Padding
     """What the map's convolutions see beyond its edge: "replicate" or "zeros", which is faster."""
     map_stride: int
     """The map's features have one pixel for a square of map_stride x map_stride pixels of the map."""
