@@ -47,8 +47,9 @@ class BirdsEyeEncoder(nn.Module):
 
     def forward(self, images: Tensor, camera: Tensor) -> BirdsEyeView:
         features, scores, camera = self._encode(images, camera)
-        planes = plane_scores(scores, camera[:, 1], self.depths(camera), self.scale_range)
-        cells, valid = resample_columns(project_columns(features, planes), camera[:, 0], camera[:, 2], self.grid)
+        with torch.autocast(images.device.type, enabled=False):
+            planes = plane_scores(scores, camera[:, 1], self.depths(camera), self.scale_range)
+            cells, valid = resample_columns(project_columns(features, planes), camera[:, 0], camera[:, 2], self.grid)
         x = self.blocks(cells.permute(0, 3, 1, 2))
         return BirdsEyeView(self.features(x), self.confidence(x).squeeze(1).sigmoid(), valid)
 
@@ -62,7 +63,7 @@ class BirdsEyeEncoder(nn.Module):
         focal_length, z, step = camera[:, 1, None], self.depths(camera), scales[1] - scales[0]
         used = (scales > torch.log2(focal_length / z[0]) - step) & (scales < torch.log2(focal_length / z[-1]) + step)
         shares = scores.masked_fill(~used[:, None, None], -torch.inf).softmax(-1)
-        return focal_length[..., None] * torch.exp2(-(shares @ scales))
+        return focal_length[..., None] * torch.exp2(-(shares * scales).sum(-1))
 
     def depths(self, like: Tensor) -> Tensor:
         """How many metres ahead each row of the view lies, (depth), of the type of this tensor: the farthest first."""
@@ -71,13 +72,13 @@ class BirdsEyeEncoder(nn.Module):
     def _encode(self, images: Tensor, camera: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features (N, h, w, C), scores of scales (N, h, w, S), and the camera in pixels of the features.
 
-        The middle of such a pixel is that of 2 x 2 pixels of the image. All in float32, also under autocast.
+        The middle of such a pixel is that of 2 x 2 pixels of the image. All are of the parameters' type, also under autocast.
         """
         _check_images(images, camera)
         features, scores = self.network(images, camera)
-        focal_length, centre = camera.float().split(2, -1)
+        focal_length, centre = camera.to(self.features.weight).split(2, -1)
         camera = torch.cat([focal_length / STRIDE, (centre + 0.5) / STRIDE - 0.5], -1)
-        return features.permute(0, 2, 3, 1).float(), scores.permute(0, 2, 3, 1).float(), camera
+        return features.permute(0, 2, 3, 1).to(camera), scores.permute(0, 2, 3, 1).to(camera), camera
 
 
 def plane_scores(scores: Tensor, focal_length: Tensor, depths: Tensor, scale_range: tuple[float, float]) -> Tensor:

@@ -4,8 +4,11 @@ Source: Sarlin et al. 2023 (OrienterNet), whose encoders the paper takes, for `F
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .geometry import Grid
+
+Padding = Literal["replicate", "zeros"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,16 @@ class EncoderSizes:
     birds_eye_blocks: int
     """Residual blocks that the view from above passes."""
     batch_norm: bool
-    """BatchNorm in the image network and in the view from above, or GroupNorm, which does not depend on the batch."""
+    """BatchNorm everywhere but on the map's way down; or GroupNorm in the image network and the view from above, and nothing
+    in the map's."""
     embedding: int
     """Channels for each of the map's areas, ways and nodes."""
-    map_backbone: str | tuple[int, ...]
-    """"vgg19", or the widths of a narrow U-Net; each width but the first halves the resolution."""
+    map_levels: tuple[tuple[int, int], ...]
+    """Width and number of the map network's convolutions at each resolution on the way down, half the one before."""
     map_decoder: tuple[int, ...]
-    """Widths on the way back to full resolution, one for each halving."""
+    """Widths on the way back up."""
+    map_padding: Padding
+    """What the map's convolutions see beyond its edge: "replicate" or "zeros", which is faster."""
     map_stride: int
     """The map's features have one pixel for a square of map_stride x map_stride pixels of the map."""
     matching: int = 8
@@ -50,8 +56,9 @@ FULL = EncoderSizes(
     birds_eye_blocks=4,
     batch_norm=True,
     embedding=16,
-    map_backbone="vgg19",
+    map_levels=((64, 2), (128, 2), (256, 4), (512, 4)),  # VGG-19
     map_decoder=(128, 64, 64),
+    map_padding="replicate",
     map_stride=1,
 )
 """Those of the paper's model: for images of 256 x 256 (Mapillary) or 448 x 160 pixels (KITTI), maps of 0.5 m a pixel."""
@@ -66,12 +73,14 @@ SMALL = EncoderSizes(
     birds_eye_blocks=2,
     batch_norm=False,
     embedding=4,
-    map_backbone=(16, 24, 32, 48),
+    map_levels=((16, 2), (24, 2), (32, 2), (48, 2)),
     map_decoder=(32, 24, 16),
+    map_padding="zeros",
     map_stride=2,
 )
 """For images of 128 x 128 pixels and maps of 0.5 m a pixel, whose features have 1 m a pixel.
 
-GroupNorm, because training sees one to three sequences at once. Deviates from the paper's model also in that it is told where
+No BatchNorm, because training sees one to three sequences at once; and no GroupNorm for the map, because what is said about a
+place must not depend on how large a piece of map lies around it. Deviates from the paper's model also in that it is told where
 each pixel looks: on a level street that is nearly the depth, which otherwise takes long to be learned.
 """
