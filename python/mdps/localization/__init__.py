@@ -19,6 +19,7 @@ from .models import MapSmootherLikelihood as MapSmootherLikelihood
 from .models import OdometryDynamics as OdometryDynamics
 from .models import Scene as Scene
 from .models import make_scene as make_scene
+from .models import pose_loss as pose_loss
 from .models import seeing as seeing
 from .sizes import FULL as FULL
 from .sizes import SMALL as SMALL

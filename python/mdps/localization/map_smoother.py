@@ -30,9 +30,7 @@ class MapSmoother(nn.Module):
         dynamics: of the forward and the backward filter; None: `OdometryDynamics` of their own.
     """
 
-    def __init__(
-        self, encoders: Encoders, n_particles: int = 250, dynamics: Sequence[OdometryDynamics] | None = None
-    ) -> None:
+    def __init__(self, encoders: Encoders, n_particles: int = 250, dynamics: Sequence[OdometryDynamics] | None = None) -> None:
         super().__init__()
         self.encoders = encoders
         filters = [

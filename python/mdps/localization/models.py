@@ -58,6 +58,31 @@ class Scene(NamedTuple):
         return torch.where((codes > 0).unsqueeze(-1), scores, 0.0)
 
 
+def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor) -> Tensor:
+    """-log of the share of the true pose among n others, by temperature * score: what encoders learn from single images.
+
+    Half of the others are anywhere on the map, a quarter within 16 m, and a quarter within 5 m and 0.6 rad of the truth. Dense
+    search's loss (`DenseSearch.loss`) compares with all poses of a grid, and takes some hundred times as long.
+
+    Args:
+        truth: (B, T, 3). n: at least 4.
+        log_temperature: (), or (H) for as many losses, which are averaged.
+        side: of the map in metres. seed: int64 ().
+
+    Returns:
+        (B, T), in nats: log(n + 1) if all are equally likely.
+    """
+    B, T, _ = truth.shape
+    true = truth.reshape(B * T, 1, 3)
+    apart = 2 * ops.philox_uniform(seed, (B * T, n, 3), dtype=truth.dtype) - 1
+    reach = truth.new_tensor([[side / 2, side / 2, math.pi], [16.0, 16.0, math.pi], [5.0, 5.0, 0.6]])
+    kinds = torch.tensor([0, 0, 1, 2], device=truth.device).repeat_interleave(-(-n // 4))[:n]
+    poses = apart * reach[kinds] + true * (kinds > 0).unsqueeze(-1)
+    scores = scene.scores(torch.cat([true, poses], 1), scene.codes().flatten())
+    logits = log_temperature.exp().view(-1, 1, 1) * scores
+    return -logits.log_softmax(-1)[..., 0].mean(0).view(B, T)
+
+
 def make_scene(map: MapFeatures, views: BirdsEyeView, grid: Grid) -> Scene:
     """A scene of maps (B) and views (B, T, ...); a view's features are weighed by its confidence here, once.
 

@@ -86,7 +86,9 @@ class Retrieval(nn.Module):
         height, width = classes.shape[-2:]
         rows, columns = vectors.shape[-2:]
         if height * columns != width * rows:
-            raise ValueError(f"map_trunk: expected height and width divided by one number, got {height, width} -> {rows, columns}")
+            raise ValueError(
+                f"map_trunk: expected height and width divided by one number, got {height, width} -> {rows, columns}"
+            )
         unit = F.normalize(vectors.unflatten(1, (DIRECTIONS, SIZE)), dim=2).flatten(1, 2)
         return centred_map(unit, pixels_per_metre * rows / height)
 
@@ -156,9 +158,7 @@ class RetrievalLikelihood:
         turn = particles[..., 2] * (DIRECTIONS / (2 * math.pi))
         below = turn.detach().floor()
         share = turn - below
-        low, high = (
-            logits.gather(1, ((below.long() + i) % DIRECTIONS).unsqueeze(1)).squeeze(1) for i in range(2)
-        )
+        low, high = (logits.gather(1, ((below.long() + i) % DIRECTIONS).unsqueeze(1)).squeeze(1) for i in range(2))
         return ((1 - share) * low + share * high) / (2 * self.sigma**2)
 
 
