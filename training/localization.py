@@ -57,6 +57,13 @@ class Configuration:
         "uniform", "of the backward filter: uniform over the map (the paper), true state (its program)", ("uniform", "true")
     )
     batch_size: int = option(3, "sequences of a training step", minimum=1)
+    start: str = option("", "run folder whose weights to start from, such as one of MGL for KITTI")
+    view_epochs: int = option(0, "epochs of a stage in which encoders learn from single images; 0: the paper", minimum=0)
+    n_others: int = option(400, "poses that the true one is compared with in that stage", minimum=4)
+    n_rotations: int = option(64, "headings of dense search in training", minimum=2)
+    n_test_rotations: int = option(256, "headings of dense search and retrieval in the test", minimum=2)
+    training_window: float = option(128.0, "side of the map that dense search and retrieval learn from, metres", minimum=1.0)
+    window: float = option(256.0, "side of the map that they search in the test, metres", minimum=1.0)
     chunk: int = option(0, "images that are encoded at once; 0: all", minimum=0)
     max_epochs: int = option(200, "epochs of a stage at most", minimum=1)
     first_stage_epochs: int = option(0, "epochs of the first stage at most; 0: max_epochs", minimum=0)
@@ -76,8 +83,9 @@ class Configuration:
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "demo": {
-        "networks": "small", "long_length": 10, "crop": 256.0, "n_validation": 24, "n_test": 60, "batch_size": 2,
-        "max_epochs": 2, "first_stage_epochs": 6, "n_workers": 0, "threads": 2,
+        "networks": "small", "long_length": 10, "crop": 256.0, "n_validation": 24, "n_test": 40, "batch_size": 2,
+        "view_epochs": 6, "first_stage_epochs": 2, "max_epochs": 2, "n_test_rotations": 64, "training_window": 64.0, "window": 128.0,
+        "n_workers": 0,
     },
 }  # fmt: skip
 
@@ -156,37 +164,59 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     _open_folder(c, folder)
     short, long = Data(c, c.length), Data(c, c.long_length)
     model, each = build(c), stages(c)
+    if c.start:
+        model.load_state_dict(_checkpoint(Path(c.start))["state_dict"])
     n_parameters = sum(p.numel() for p in model.parameters())
     sizes = ", ".join(f"{len(part)} {name}" for part, name in zip(long.source.splits, ("training", "validation", "test")))
     print(f"{c.method}: {n_parameters} parameters; sequences of {c.long_length}: {sizes}; run folder: {folder}")
+    data = [short if "encoders" in stage.rates else long for stage in each]
     with staged.quiet():
-        staged.train([model], [short, *[long] * (len(each) - 1)], each, schedule(c), [folder], [c.seed], c.accelerator)
+        staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
     seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
     cost = figures.Training(seconds / 3600, staged.peak_memory_mb(), staged.versions()["machine"], n_parameters)
-    results = _finish(model, long, folder, c.seed, command, cost)
-    print(f"Done in {staged.duration(time.monotonic() - started)}")
+    results = _finish(model, long, folder, folder / "results", command, cost)
+    print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
 
 
+def run_evaluation(folder: Path, changes: dict[str, Any], command: str) -> list[figures.Result]:
+    """Evaluate a finished run on its test sequences again, with other data or numbers of particles, into a folder of its own."""
+    saved = _checkpoint(folder)
+    c = configuration.make(Configuration, saved["configuration"], changes)
+    torch.set_num_threads(c.threads)
+    model = build(c)
+    model.load_state_dict(saved["state_dict"])
+    name = "_".join(f"{k}_{Path(str(v)).name}" for k, v in sorted(changes.items())) or "again"
+    return _finish(model, Data(c, c.long_length), folder, folder / "evaluations" / name, command, None)
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    path = folder / "model.pt"
+    if not path.is_file():
+        raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def _finish(
-    model: Localization, data: Data, folder: Path, seed: int, command: str, cost: figures.Training | None
+    model: Localization, data: Data, folder: Path, place: Path, command: str, cost: figures.Training | None
 ) -> list[figures.Result]:
-    found = evaluate(model, data, seed)
+    """Evaluate, write the results into `place`, draw and print them."""
     c = model.c
+    found = evaluate(model, data, c.seed)
     about = {"versions": staged.versions(), "data": {"path": c.data, "fingerprint": data.source.fingerprint}}
+    summaries = {name: errors.summarize(estimates) for name, estimates in found.items()}
+    any_ = next(iter(found.values()))
+    chance = errors.guesses(any_.truth, data.source.crop_metres, any_.counted, torch.Generator().manual_seed(0))
+    titles = model.titles() | {"chance": ("chance", "chance")}
     results = []
-    for name, estimates in found.items():
-        title, method = model.titles()[name]
-        results.append(
-            figures.Result(title, method, c.seed, command, **about, summary=errors.summarize(estimates), training=cost)
-        )
-        figures.save_result(results[-1], folder / "results")
-    side = data.source.crop_metres
-    chance = errors.guesses(estimates.truth, side, estimates.counted, torch.Generator().manual_seed(0))
-    results.append(figures.Result("chance", "chance", c.seed, command, **about, summary=errors.summarize(chance)))
-    figures.save_result(results[-1], folder / "results")
-    print(figures.recall_table(results))
+    for name, summary in (summaries | {"chance": errors.summarize(chance)}).items():
+        title, method = titles[name]
+        learned = cost if name != "chance" else None
+        results.append(figures.Result(title, method, c.seed, command, **about, summary=summary, training=learned))
+        figures.save_result(results[-1], place)
+    print("\n" + figures.recall_table(results, markdown=False) + "\n")
+    figures.draw(figures.load_results(place), place.parent / "figures" if place.name == "results" else place)
     return results
 
 
@@ -213,18 +243,32 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
     train.add_argument("--output", type=Path, metavar="FOLDER", help="run folder [runs/localization_METHOD_seed_SEED]")
     configuration.add_flags(train, Configuration)
+    evaluation = commands.add_parser("evaluate", help="evaluate a finished run again")
+    evaluation.add_argument("run", type=Path, help="run folder")
+    configuration.add_flags(evaluation, Configuration, without=_TRAINING)
     return parser
+
+
+_TRAINING = tuple(
+    f.name
+    for f in dataclasses.fields(Configuration)
+    if f.name not in ("data", "test_scenes", "seed", "n_test", "n_particles", "n_first", "n_last", "window", "n_test_rotations")
+)
+"""What an evaluation cannot change."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     given = vars(_parser().parse_args(arguments))
-    given.pop("command")
+    name = given.pop("command")
     command = "python training/localization.py " + " ".join(arguments if arguments is not None else sys.argv[1:])
     try:
-        file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
-        c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
-        run_training(c, output or Path("runs") / f"localization_{c.method}_seed_{c.seed}", command)
+        if name == "evaluate":
+            run_evaluation(given.pop("run"), given, command)
+        else:
+            file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
+            c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
+            run_training(c, output or Path("runs") / f"localization_{c.method}_seed_{c.seed}", command)
     except (ConfigurationError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,13 @@
 """The methods that the localization experiment compares, by name: models, where they start, stages of training, estimates.
 
+A stage before the paper's, "single views", lets encoders learn from single images which poses fit them, by scores of the true
+pose and of others: small networks then localize after minutes, where the filters' losses alone, from particles 50 m off, take
+hours to begin. The paper's setting leaves it out.
+
 Source: the paper, "City Scale Global Localization Task", and its appendix, "MDPS Training Procedure Details".
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,20 +16,43 @@ import torch
 from staged import Stage
 from torch import Tensor, nn
 
-from mdps import Mixture, ops
-from mdps.localization import FULL, SMALL, Batch, Encoders, MapSmoother, anywhere, around
+from mdps import Mixture, TruncatedGradientParticleFilter, ops
+from mdps.localization import (
+    FULL,
+    SMALL,
+    SPACE,
+    Batch,
+    BirdsEyeView,
+    Encoders,
+    MapEncoder,
+    MapFeatures,
+    MapSmoother,
+    Scene,
+    anywhere,
+    around,
+    make_scene,
+    pose_loss,
+)
+from mdps.localization.dense_search import DenseSearch
 from mdps.localization.errors import Estimates, estimates_of
+from mdps.localization.image_encoder import ImageEncoder
+from mdps.localization.map_smoother import POSTERIOR_BANDWIDTH
+from mdps.localization.retrieval import GaussianDynamics, Retrieval, RetrievalLikelihood
+from mdps.localization.windows import crop, search_sliding_window, search_true_window
 
 SIZES = {"full": FULL, "small": SMALL}
+FIRST_TEMPERATURE = 5.0
+"""Of dense search, before training."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method: what it is called in figures, its model and the stages of its training."""
+    """One method: its model and the stages of its training."""
 
-    title: str
     build: Callable[[Any], "Localization"]
     stages: Callable[[Any], list[Stage]]
+    learns_from_views: bool = False
+    """Whether it can begin with the stage "single views"."""
 
 
 class Localization(nn.Module):
@@ -74,10 +102,10 @@ class Smoother(Localization):
     def groups(self) -> dict[str, list[nn.Parameter]]:
         s = self.model.smoother
         filters = s.forward_filter, s.backward_filter
-        networks = [m for f in filters for m in (f.dynamics, f.likelihood)]
         return {
             "encoders": list(self.model.encoders.parameters()),
-            "filters": [p for m in networks for p in m.parameters()],
+            "filters": [p for f in filters for p in f.dynamics.parameters()],
+            "temperatures": [f.likelihood.log_temperature for f in filters],
             "resampling": [p for f in filters for p in f.resampling_bandwidth.parameters()],
             "posterior": [p for f in filters for p in f.posterior_bandwidth.parameters()],
             "smoother": list(s.likelihood.parameters()),
@@ -87,15 +115,12 @@ class Smoother(Localization):
     def beliefs(self, batch: Batch, seed: int, smoothed: bool = True) -> dict[str, Mixture]:
         """Beliefs of batch shape (B, T) from starts around the truth; the smoothed ones where they are asked for."""
         c, keys = self.c, ops.split_seed(torch.tensor(seed, device=batch.poses.device), 3)
-        learns = any(p.requires_grad for p in self.model.encoders.parameters())
-        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            scene = self.model.observe(batch.images, batch.camera, batch.classes, batch.pixels_per_metre, chunk=c.chunk or None)
+        scene = self._observe(batch)
         initial = around(batch.poses[:, 0], c.n_first, c.first_metres, c.first_concentration, keys[0])
         if c.backward_start == "true":
             final = around(batch.poses[:, -1], c.n_last, c.first_metres, 1.0, keys[1])
         else:
-            size = tuple(n / batch.pixels_per_metre for n in batch.classes.shape[:-3:-1])
-            final = anywhere(len(batch.poses), c.n_last, size, keys[1])
+            final = anywhere(len(batch.poses), c.n_last, (side(batch), side(batch)), keys[1])
         call = self.model if smoothed else self.model.filter
         result = call(scene, initial, final, batch.actions, batch.observed, keys[2])
         if smoothed:
@@ -105,8 +130,19 @@ class Smoother(Localization):
         return {"forward": result[0].posterior, "backward": result[1].posterior}
 
     def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
+        if names == ("view",):
+            filters = self.model.smoother.forward_filter, self.model.smoother.backward_filter
+            log_temperatures = torch.stack([f.likelihood.log_temperature for f in filters])
+            return {"view": _view_loss(self._observe(batch), batch, log_temperatures, self.c.n_others, seed)}
         beliefs = self.beliefs(batch, seed, "smoothed" in names)
         return {name: -beliefs[name].log_prob(batch.poses).mean() for name in names}
+
+    def _observe(self, batch: Batch) -> Scene:
+        """Without a graph where the encoders do not learn: it would take the most memory of all."""
+        learns = any(p.requires_grad for p in self.model.encoders.parameters())
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            seen = batch.images, batch.camera, batch.classes, batch.pixels_per_metre
+            return self.model.observe(*seen, chunk=self.c.chunk or None)
 
     def titles(self) -> dict[str, tuple[str, str]]:
         return {"forward": ("MDPF", "mdpf"), "backward": ("MDPF-Backward", "mdpf-backward"), "smoothed": ("MDPS", "mdps")}
@@ -115,28 +151,163 @@ class Smoother(Localization):
         return {name: estimates_of(belief, batch.poses) for name, belief in self.beliefs(batch, seed).items()}
 
 
+class Search(Localization):
+    """Dense search with encoders of its own: each frame by itself, in a window that slides with the odometry or is centred on
+    the truth."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.c = c
+        self.encoders = Encoders(SIZES[c.networks], pretrained=c.pretrained)
+        self.search = DenseSearch(self.encoders.sizes.grid, c.n_rotations)
+        with torch.no_grad():
+            self.search.log_temperature.fill_(math.log(FIRST_TEMPERATURE))
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"encoders": list(self.encoders.parameters()), "temperatures": list(self.search.parameters())}
+
+    def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
+        map, views = self._encode(batch)
+        if names == ("view",):
+            scene = make_scene(map, views, self.search.grid)
+            return {"view": _view_loss(scene, batch, self.search.log_temperature, self.c.n_others, seed)}
+        B, T, _ = batch.poses.shape
+        rows = torch.arange(B, device=batch.poses.device).repeat_interleave(T)
+        truth = batch.poses.flatten(0, 1)
+        random = ops.philox_uniform(torch.tensor(seed, device=truth.device), (B * T, 2))
+        of_frames = MapFeatures(map.features[rows], map.first[rows], map.pixels_per_metre)
+        window = crop(of_frames, truth[:, :2] + (random - 0.5) * 0.75 * self.c.training_window, self.c.training_window)
+        return {"window": self.search.loss(window, BirdsEyeView(*(x.flatten(0, 1) for x in views)), truth).mean()}
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        return {
+            "sliding": ("Dense search", "dense-search"),
+            "true window": ("Dense search, window at the truth", "dense-search-cheat"),
+        }
+
+    def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
+        map, views = self._encode(batch)
+        frames = [BirdsEyeView(*(x[:, t] for x in views)) for t in range(batch.poses.size(1))]
+        self.search.n_rotations = self.c.n_test_rotations
+        return _in_windows(self.search, map, frames, batch, self.c.window)
+
+    def _encode(self, batch: Batch) -> tuple[MapFeatures, BirdsEyeView]:
+        views = self.encoders.encode_images(batch.images, batch.camera, chunk=self.c.chunk or None)
+        return self.encoders.encode_map(batch.classes, batch.pixels_per_metre), views
+
+
+class Vectors(Localization):
+    """Retrieval, by itself and as the likelihood of a particle filter that learns nothing else."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.c, sizes = c, SIZES[c.networks]
+        channels = 256 if c.networks == "full" else 32
+        backbone = "resnet50" if c.networks == "full" else sizes.image_backbone
+        images = ImageEncoder(replace(sizes, image_backbone=backbone, rays=False, scale_bins=1), pretrained=c.pretrained)
+        self.retrieval = Retrieval(
+            MapEncoder(replace(sizes, matching=channels)), _Trunk(images), channels, sizes.latent, c.n_test_rotations
+        )
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"encoders": list(self.retrieval.parameters())}
+
+    def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
+        map, vectors = self._encode(batch)
+        rows = torch.arange(len(vectors), device=vectors.device).repeat_interleave(vectors.size(1))
+        of_frames = MapFeatures(map.features[rows], map.first[rows], map.pixels_per_metre)
+        window = crop(of_frames, batch.poses.flatten(0, 1), self.c.training_window)
+        return {"window": self.retrieval.loss(window, vectors.flatten(0, 1), batch.poses.flatten(0, 1)).mean()}
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        return {
+            "sliding": ("Retrieval", "retrieval"),
+            "true window": ("Retrieval, window at the truth", "retrieval-cheat"),
+            "filter": ("Retrieval (PF)", "retrieval-pf"),
+        }
+
+    def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
+        c, (map, vectors) = self.c, self._encode(batch)
+        keys = ops.split_seed(torch.tensor(seed, device=batch.poses.device), 2)
+        filter_ = TruncatedGradientParticleFilter(
+            SPACE, GaussianDynamics(), RetrievalLikelihood(map), c.n_particles, posterior_bandwidth=POSTERIOR_BANDWIDTH
+        ).to(batch.poses.device)
+        initial = around(batch.poses[:, 0], c.n_first, c.first_metres, c.first_concentration, keys[0])
+        belief = filter_(vectors, initial, batch.actions, observed=batch.observed, seed=keys[1]).posterior
+        found = _in_windows(self.retrieval, map, list(vectors.unbind(1)), batch, c.window)
+        return found | {"filter": estimates_of(belief, batch.poses)}
+
+    def _encode(self, batch: Batch) -> tuple[MapFeatures, Tensor]:
+        return self.retrieval.encode_map(batch.classes, batch.pixels_per_metre), self.retrieval.encode_images(batch.images)
+
+
+class _Trunk(nn.Module):
+    """The image encoder's features alone."""
+
+    def __init__(self, encoder: ImageEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder(images, images.new_zeros(len(images), 4))[0]
+
+
+def _in_windows(searcher: Any, map: MapFeatures, views: Sequence[Any], batch: Batch, size: float) -> dict[str, Estimates]:
+    sliding = search_sliding_window(searcher, map, views, batch.poses[:, 0], batch.actions, batch.observed, size=size)
+    at_truth = search_true_window(searcher, map, views, batch.poses, batch.observed, size=size)
+    counted = torch.ones_like(batch.observed)
+    return {
+        name: Estimates(found.poses, found.log_probs, batch.poses, counted, None)
+        for name, found in (("sliding", sliding), ("true window", at_truth))
+    }
+
+
+def _view_loss(scene: Scene, batch: Batch, log_temperatures: Tensor, n: int, seed: int) -> Tensor:
+    key = torch.tensor(seed, device=batch.poses.device)
+    return pose_loss(scene, batch.poses, n, log_temperatures, side(batch), key).mean()
+
+
+def side(batch: Batch) -> float:
+    """Of the maps, in metres."""
+    return batch.classes.size(-1) / batch.pixels_per_metre
+
+
+# ---- Stages -------------------------------------------------------------------------------------------------------------
+
+
 def _smoother_stages(c: Any) -> list[Stage]:
-    """The paper's four stages for MGL."""
+    """The paper's four stages for MGL, or five for KITTI."""
     both, smoothed = {"forward": 0.5, "backward": 0.5}, {"smoothed": 1.0}
-    filters = {"filters": 1e-3, "resampling": 1e-5}
-    return [
-        Stage("filters and encoders", filters | {"encoders": 1e-3}, both, c.first_stage_epochs),
-        Stage("posterior bandwidths", {"posterior": 1e-2}, both),
-        Stage("smoother", {"smoother": 1e-3, "output": 1e-2}, smoothed),
-        Stage(
-            "everything but the encoders",
-            {"filters": 1e-4, "resampling": 1e-5, "posterior": 1e-4, "smoother": 1e-4, "output": 1e-4},
-            smoothed,
-        ),
-    ]
+    filters = {"filters": 1e-3, "temperatures": 1e-3, "resampling": 1e-5}
+    encoders = Stage("filters and encoders", filters | {"encoders": 1e-3}, both, c.first_stage_epochs)
+    bandwidths = Stage("posterior bandwidths", {"posterior": 1e-2}, both)
+    smoother = Stage("smoother", {"smoother": 1e-3, "output": 1e-2}, smoothed)
+    if c.layout == "kitti":
+        output = Stage("the smoother's bandwidth", {"output": 1e-3}, smoothed)
+        return [encoders, Stage("filters", filters, both), bandwidths, smoother, output]
+    rates = {"filters": 1e-4, "temperatures": 1e-4, "resampling": 1e-5, "posterior": 1e-4, "smoother": 1e-4, "output": 1e-4}
+    return [encoders, bandwidths, smoother, Stage("everything but the encoders", rates, smoothed)]
+
+
+def _search_stages(c: Any) -> list[Stage]:
+    return [Stage("window", {"encoders": 1e-3, "temperatures": 1e-3}, {"window": 1.0}, c.first_stage_epochs)]
+
+
+def _retrieval_stages(c: Any) -> list[Stage]:
+    return [Stage("window", {"encoders": 1e-3 if c.networks == "small" else 1e-5}, {"window": 1.0}, c.first_stage_epochs)]
 
 
 METHODS: dict[str, Method] = {
-    "mdps": Method("MDPS", Smoother, _smoother_stages),
+    "mdps": Method(Smoother, _smoother_stages, learns_from_views=True),
+    "dense-search": Method(Search, _search_stages, learns_from_views=True),
+    "retrieval": Method(Vectors, _retrieval_stages),
 }
 
 
 def stages(c: Any) -> list[Stage]:
     """The stages of training of the configuration's method."""
-    each = METHODS[c.method].stages(c)
+    method = METHODS[c.method]
+    each = method.stages(c)
+    if c.view_epochs and method.learns_from_views:
+        each.insert(0, Stage("single views", {"encoders": 2e-3, "temperatures": 1e-2}, {"view": 1.0}, c.view_epochs))
     return [replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in each]

@@ -179,7 +179,7 @@ class MapLikelihood(SceneModel):
         temperature: before training.
     """
 
-    def __init__(self, temperature: float = 10.0) -> None:
+    def __init__(self, temperature: float = 5.0) -> None:
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
 
@@ -198,7 +198,7 @@ class MapSmootherLikelihood(SceneModel):
         width: width of the layers.
     """
 
-    def __init__(self, temperature: float = 10.0, width: int = 64) -> None:
+    def __init__(self, temperature: float = 5.0, width: int = 64) -> None:
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
         layers: list[nn.Module] = []
