@@ -3,7 +3,7 @@
     python training/localization.py demo                                     # made cities, all methods, small networks
     python training/localization.py train --data data/MGL --method mdps      # the paper's setting
     python training/localization.py evaluate RUN                             # a finished run again
-    python training/localization.py draw FOLDER                              # figures and tables of results
+    python training/localization_figures.py FOLDER                           # figures and tables of results
 
 A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures and a
 TensorBoard log. The same command on a folder that holds an unfinished run goes on with it.
@@ -19,16 +19,20 @@ from typing import Any
 
 import configuration
 import lightning as L
+import localization_demo
+import localization_dynamics as dynamics
 import localization_figures as figures
+import localization_panels as panels
 import staged
 import torch
 from configuration import ConfigurationError, option
-from localization_methods import METHODS, Localization, stages
+from localization_methods import METHODS, Localization, Smoother, stages
 from staged import mix
 from torch.utils.data import DataLoader, Subset
 
+from mdps import Mixture
 from mdps.datasets import DataError, ImageFormat, KittiDataModule, MapillaryDataModule
-from mdps.localization import errors, to_batch
+from mdps.localization import SPACE, errors, to_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Configuration:
     length: int = option(10, "steps of the sequences that the encoders learn from", minimum=2)
     long_length: int = option(100, "steps of the sequences of later stages and of the test", minimum=2)
     crop: float = option(0.0, "side of the map in metres; 0: 400 for sequences of up to 10 steps, else 1228", minimum=0.0)
+    n_training: int = option(0, "training sequences at most; 0: all", minimum=0)
     n_validation: int = option(200, "validation sequences at most", minimum=1)
     n_test: int = option(1000, "test sequences at most", minimum=1)
     n_particles: int = option(250, "particles of a filter; the smoother has twice as many", minimum=1)
@@ -84,10 +89,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "demo": {
         "networks": "small", "long_length": 10, "crop": 256.0, "n_validation": 24, "n_test": 40, "batch_size": 2,
-        "view_epochs": 6, "first_stage_epochs": 2, "max_epochs": 2, "n_test_rotations": 64, "training_window": 64.0, "window": 128.0,
-        "n_workers": 0,
+        "view_epochs": 6, "first_stage_epochs": 2, "max_epochs": 2, "n_test_rotations": 64, "training_window": 64.0,
+        "window": 128.0, "n_workers": 0,
     },
 }  # fmt: skip
+
+
+STEPS = ((0.0, 0.0), (5.0, 0.0), (10.0, 0.0), (5.0, 45.0))
+"""Metres ahead and degrees to the left, of the figure of the learned dynamics."""
 
 
 class Data(L.LightningDataModule):
@@ -107,6 +116,9 @@ class Data(L.LightningDataModule):
         else:
             self.source = MapillaryDataModule(c.data, scenes=_scenes(c), **options)
         self.source.setup()
+        if c.n_training:
+            train = self.source.train
+            train.sequences = [train.sequences[i] for i in staged.spread(len(train), c.n_training)]
 
     def train_dataloader(self):
         return self.source.train_dataloader()
@@ -181,7 +193,7 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
 
 
 def run_evaluation(folder: Path, changes: dict[str, Any], command: str) -> list[figures.Result]:
-    """Evaluate a finished run on its test sequences again, with other data or numbers of particles, into a folder of its own."""
+    """Evaluate a finished run on its test sequences again, perhaps with other data or particles, into a folder of its own."""
     saved = _checkpoint(folder)
     c = configuration.make(Configuration, saved["configuration"], changes)
     torch.set_num_threads(c.threads)
@@ -217,7 +229,30 @@ def _finish(
         figures.save_result(results[-1], place)
     print("\n" + figures.recall_table(results, markdown=False) + "\n")
     figures.draw(figures.load_results(place), place.parent / "figures" if place.name == "results" else place)
+    if isinstance(model, Smoother):
+        _draw_trajectories(model, data, place.parent / "panels" if place.name == "results" else place)
     return results
+
+
+@torch.no_grad()
+def _draw_trajectories(model: Smoother, data: Data, folder: Path, n: int = 3) -> None:
+    """Panels and films of some test sequences, and the learned dynamics, with the files that they are drawn from."""
+    folder.mkdir(exist_ok=True)
+    test = data.source.test
+    for i in staged.spread(len(test), min(n, len(test))):
+        batch = to_batch(test[i])
+        beliefs = {k: Mixture(b.means[0], b.log_weights[0], b.bandwidths, SPACE) for k, b in model.beliefs(batch, i).items()}
+        T = len(batch.poses[0])
+        sequence = batch.classes[0], batch.pixels_per_metre, batch.poses[0], batch.images[0], beliefs
+        panel = panels.make_panel(test[i]["name"], *sequence, panels.evenly(T, 5), batch.observed[0])
+        panels.save_panel(panel, folder / f"sequence_{i:03d}.npz")
+        figures.save_figures({f"sequence_{i:03d}": panels.draw_panel(panel)}, folder)
+        film = panels.make_panel(test[i]["name"], *sequence, range(T), batch.observed[0])
+        panels.draw_film(film, folder / f"sequence_{i:03d}.mp4")
+    move = model.model.smoother.forward_filter.dynamics
+    spread = dynamics.spread(move, move.noise_size, STEPS, data.source.noise, torch.Generator().manual_seed(0))
+    dynamics.save_dynamics(spread, folder / "dynamics.npz")
+    figures.save_figures({"dynamics": dynamics.draw_dynamics(spread)}, folder)
 
 
 def _open_folder(c: Configuration, folder: Path) -> None:
@@ -243,6 +278,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
     train.add_argument("--output", type=Path, metavar="FOLDER", help="run folder [runs/localization_METHOD_seed_SEED]")
     configuration.add_flags(train, Configuration)
+    demo = commands.add_parser("demo", help="made cities, every method trained for minutes, all tried on an unseen city")
+    demo.add_argument(
+        "--output", type=Path, metavar="FOLDER", default=Path("runs/localization_demo"), help="[runs/localization_demo]"
+    )
     evaluation = commands.add_parser("evaluate", help="evaluate a finished run again")
     evaluation.add_argument("run", type=Path, help="run folder")
     configuration.add_flags(evaluation, Configuration, without=_TRAINING)
@@ -263,6 +302,8 @@ def main(arguments: list[str] | None = None) -> int:
     name = given.pop("command")
     command = "python training/localization.py " + " ".join(arguments if arguments is not None else sys.argv[1:])
     try:
+        if name == "demo":
+            return localization_demo.main(given["output"])
         if name == "evaluate":
             run_evaluation(given.pop("run"), given, command)
         else:

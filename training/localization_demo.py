@@ -1,0 +1,82 @@
+"""The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
+
+Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, two at a time. What is there
+already is kept: after an interruption the same command goes on.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import localization_figures as figures
+import staged
+import sweep
+
+METHODS = ("mdps", "dense-search", "retrieval")
+"""In this order: the longest first."""
+CITIES = 6
+"""The last but one is for validation, the last for the test."""
+HERE = Path(__file__).parent
+
+
+def main(folder: Path) -> int:
+    """Run the demo in a folder; returns the exit status."""
+    started = time.monotonic()
+    cities = folder / "cities"
+    names = [f"made_{seed}" for seed in range(CITIES)]
+    jobs = [_city(seed, cities) for seed, name in enumerate(names) if not (cities / name / "dump.json").exists()]
+    print(f"Making {len(jobs)} cities" if jobs else "The cities are there", flush=True)
+    if not _run(jobs):
+        return 1
+    print(f"Training {', '.join(METHODS)} on {CITIES - 2} cities, two at a time; logs: {folder}/METHOD/log.txt", flush=True)
+    if not _run([_method(method, folder, names) for method in METHODS]):
+        return 1
+    results = [r for method in METHODS for r in figures.load_results(folder / method / "results")]
+    results = [r for i, r in enumerate(results) if (r.method, r.run) not in {(q.method, q.run) for q in results[:i]}]
+    for result in results:
+        figures.save_result(result, folder / "results")
+    figures.draw(figures.load_results(folder / "results"), folder / "figures")
+    print(f"\nAn unseen city, {results[0].summary['steps']} images; recall in percent:\n")
+    print(figures.recall_table(figures.load_results(folder / "results"), markdown=False))
+    print(f"\nFigures: {folder / 'figures'}; trajectories: {folder / 'mdps' / 'panels'}")
+    print(f"Done in {staged.duration(time.monotonic() - started)}")
+    return 0
+
+
+def _city(seed: int, cities: Path) -> sweep.Job:
+    command = (sys.executable, str(HERE / "make_city.py"), "--out", str(cities), "--seed", str(seed))
+    return sweep.Job(f"city {seed}", command, cities.parent / "logs" / f"city_{seed}")
+
+
+def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
+    options = {
+        "--preset": "demo", "--method": method, "--data": folder / "cities", "--validation-scenes": names[-2],
+        "--test-scenes": names[-1], "--output": folder / method,
+    }  # fmt: skip
+    command = sys.executable, str(HERE / "localization.py"), "train", *(str(x) for pair in options.items() for x in pair)
+    return sweep.Job(method, command, folder / method)
+
+
+def _run(jobs: Sequence[sweep.Job]) -> bool:
+    """Run jobs, as many at a time as there are cores, at most two; False, and what they wrote last, where one failed."""
+    engine, waiting, running = sweep.Processes(), list(jobs), 0
+    at_once = min(2, os.cpu_count() or 1)
+    started = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and running < at_once:
+                engine.start(waiting.pop(0))
+                running += 1
+            for job, status in engine.ended():
+                running -= 1
+                if status:
+                    tail = (job.folder / "log.txt").read_text().splitlines()[-5:]
+                    print(f"{job.name} failed (exit status {status}):\n" + "\n".join(tail), file=sys.stderr)
+                    return False
+                print(f"  {job.name}: done after {staged.duration(time.monotonic() - started)}", flush=True)
+            time.sleep(0.2)
+    finally:
+        engine.stop()
+    return True
