@@ -12,10 +12,11 @@ from mdps.localization import BirdsEyeView, Grid, MapFeatures, align, centred_ma
 from mdps.localization.dense_search import DenseSearch
 
 F64 = torch.float64
+SMALL = Grid(0.5, 4, 5)
 QUARTER = math.pi / 2
 
 
-def places(B=2, C=3, height=13, width=9, grid=Grid(0.5, 4, 5), dtype=F64, seed=0, seen=0.7):
+def places(B=2, C=3, height=13, width=9, grid=SMALL, dtype=F64, seed=0, seen=0.7):
     """Maps and views of noise, what is not seen NaN."""
     g = torch.Generator().manual_seed(seed)
     features = torch.randn(B, C, height, width, generator=g, dtype=dtype)
@@ -199,6 +200,44 @@ def test_the_temperature_multiplies_scores():
     torch.testing.assert_close(search.volume(map, view), 3 * before)
 
 
+def test_a_region_is_all_that_is_searched(monkeypatch):
+    monkeypatch.setattr(dense_search, "_CHUNK_BYTES", 1)
+    grid, map, view = places(height=23, width=20)
+    search = DenseSearch(grid, 24).to(F64)
+    volume = search.volume(map, view).detach()
+    centre = torch.cat([map.first + torch.tensor([4.0, -6.0]), torch.tensor([[3.0], [-0.2]])], -1).to(F64)
+    region = volumes.Region(centre, 3.0, math.radians(40))
+    for b in range(2):
+        for k in range(24):
+            for v in range(23):
+                for u in range(20):
+                    x, y, heading = pose_at(map, b, k, 24, v, u)
+                    away = math.dist((x, y), centre[b, :2].tolist()) > 3.0 + 1e-9
+                    if away or math.cos(heading - float(centre[b, 2])) < math.cos(math.radians(40)) - 1e-12:
+                        volume[b, k, v, u] = -math.inf
+    result = search.search(map, view, 3, region)
+    poses, logits = suppressed(volume, map, 3, volumes.SUPPRESSION)
+    normalizer = volume.flatten(1).exp().sum(-1).log()
+    torch.testing.assert_close(result.log_normalizer, normalizer)
+    torch.testing.assert_close(result.log_probs, logits - normalizer.unsqueeze(-1))
+    torch.testing.assert_close(result.poses[:, 0, :2], poses[:, 0, :2])
+    everything = search.search(map, view, 3, volumes.Region(centre, math.inf))
+    torch.testing.assert_close(everything, search.search(map, view, 3))
+
+
+def test_a_region_without_a_pixel_and_bad_regions():
+    grid, map, view = places()
+    search = DenseSearch(grid, 8).to(F64)
+    centre = torch.cat([map.first, torch.zeros(2, 1)], -1).to(F64)
+    away = centre + torch.tensor([[1e4, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    result = search.search(map, view, 2, volumes.Region(away, 5.0))
+    assert result.log_probs[0].tolist() == [-math.inf] * 2 and result.log_normalizer[0] == -math.inf
+    assert result.poses.isfinite().all() and result.log_probs[1, 0].isfinite()
+    for bad in (volumes.Region(centre[:1], 5.0), volumes.Region(centre, 0.0), volumes.Region(centre, 5.0, 0.1)):
+        with pytest.raises(ValueError, match="region: expected"):
+            search.search(map, view, 2, bad)
+
+
 # ---- Loss ------------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +362,8 @@ grid = Grid()
 map = centred_map(torch.randn(1, 8, 2456, 2456), 2.0)
 seen = torch.ones(1, grid.depth, grid.width)
 view = BirdsEyeView(torch.randn(1, 8, grid.depth, grid.width), seen, seen.bool())
-print(DenseSearch(grid, 4).search(map, view).log_probs.isfinite().all().item(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+result = DenseSearch(grid, 4).search(map, view)
+print(result.log_probs.isfinite().all().item(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 

@@ -186,7 +186,7 @@ def test_a_particle_filter_follows_the_best_place(kind):
     filter = kind(SPACE, GaussianDynamics(), RetrievalLikelihood(map), 250)
     initial = torch.randn(1, 250, 3) * torch.tensor([8.0, 8.0, 0.5]) + torch.tensor([0.0, 0.0, 1.3])
     beliefs = filter(code.expand(1, T, 16), initial, torch.zeros(1, T, 3), seed=torch.tensor(1))
-    mean = beliefs.posterior.mean[0, -1]
+    mean = beliefs.posterior.mean[0, -1].detach()
     assert (mean[:2] - torch.tensor([5.0, 5.0])).norm() < 3
     assert abs(float(mean[2]) - math.pi / 2) < 0.5
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .geometry import BirdsEyeView, Grid, MapFeatures
-from .volumes import SUPPRESSION, SearchResult, best_poses, negative_log_prob
+from .volumes import Region, SearchResult, best_poses, negative_log_prob
 
 _CHUNK_BYTES = 2**24
 """Of the spectra of the views that are rotated together, unless those of one rotation are larger."""
@@ -50,7 +50,7 @@ class DenseSearch(nn.Module):
         self.grid, self.n_rotations = grid, n_rotations
         self.log_temperature = nn.Parameter(torch.zeros(()))
 
-    def search(self, map: MapFeatures, view: BirdsEyeView, k: int = 3) -> SearchResult:
+    def search(self, map: MapFeatures, view: BirdsEyeView, k: int = 3, region: Region | None = None) -> SearchResult:
         """Return the k best poses, no two of them within 5 m (in x and in y) and 30 degrees of each other; no gradient.
 
         They are exactly those of non-maximum suppression in the whole volume.
@@ -59,14 +59,15 @@ class DenseSearch(nn.Module):
             map: of B places.
             view: (B, C, depth, width).
             k: at least 1.
+            region: where to look, if something is known; what lies outside has probability 0.
 
         Raises:
-            TypeError: dtypes. ValueError: shapes, k, or a map of another resolution.
+            TypeError: dtypes. ValueError: shapes, k, the region, or a map of another resolution.
 
         Memory beside the map: its spectrum, and a few times that of a rotated view, or 16 MB if that is more.
         """
         with torch.no_grad():
-            return best_poses(_Correlation(self, map, view), map, k, SUPPRESSION)
+            return best_poses(_Correlation(self, map, view), map, k, region)
 
     def loss(self, map: MapFeatures, view: BirdsEyeView, truth: Tensor) -> Tensor:
         """Return -log of the probability of true poses (B, 3) -> (B,), in nats.

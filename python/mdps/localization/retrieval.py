@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .geometry import MapFeatures, centred_map
-from .volumes import SearchResult, best_poses, negative_log_prob
+from .volumes import Region, SearchResult, best_poses, negative_log_prob
 
 DIRECTIONS = 4
 """Direction d is d quarter turns from East, counter-clockwise."""
@@ -86,7 +86,8 @@ class Retrieval(nn.Module):
         height, width = classes.shape[-2:]
         rows, columns = vectors.shape[-2:]
         if height * columns != width * rows:
-            raise ValueError(f"map_trunk: expected height and width divided by one number, got {height, width} -> {rows, columns}")
+            shapes = f"{height, width} -> {rows, columns}"
+            raise ValueError(f"map_trunk: expected height and width divided by one number, got {shapes}")
         unit = F.normalize(vectors.unflatten(1, (DIRECTIONS, SIZE)), dim=2).flatten(1, 2)
         return centred_map(unit, pixels_per_metre * rows / height)
 
@@ -95,19 +96,20 @@ class Retrieval(nn.Module):
         codes = self.image_head(self.image_trunk(images.flatten(0, -4)))
         return F.normalize(codes, dim=-1).unflatten(0, images.shape[:-3])
 
-    def search(self, map: MapFeatures, view: Tensor, k: int = 3) -> SearchResult:
+    def search(self, map: MapFeatures, view: Tensor, k: int = 3, region: Region | None = None) -> SearchResult:
         """Return the k best poses, exactly those of non-maximum suppression in the volume of all pixels and K headings.
 
         Args:
             map: of B places, from `encode_map`, or windows of it.
             view: (B, 16), from `encode_images`.
             k: at least 1. Poses are within 5 m (in x and in y) and 30 degrees of no better one.
+            region: where to look, if something is known; what lies outside has probability 0.
 
         Raises:
-            ValueError: shapes, k.
+            ValueError: shapes, k, the region.
         """
         with torch.no_grad():
-            return best_poses(_Directions(map, view, self.n_rotations), map, k)
+            return best_poses(_Directions(map, view, self.n_rotations), map, k, region)
 
     def loss(self, map: MapFeatures, view: Tensor, truth: Tensor) -> Tensor:
         """Return -log of the probability of true poses (B, 3) among all pixels and the four directions -> (B,), in nats.
@@ -156,9 +158,7 @@ class RetrievalLikelihood:
         turn = particles[..., 2] * (DIRECTIONS / (2 * math.pi))
         below = turn.detach().floor()
         share = turn - below
-        low, high = (
-            logits.gather(1, ((below.long() + i) % DIRECTIONS).unsqueeze(1)).squeeze(1) for i in range(2)
-        )
+        low, high = (logits.gather(1, ((below.long() + i) % DIRECTIONS).unsqueeze(1)).squeeze(1) for i in range(2))
         return ((1 - share) * low + share * high) / (2 * self.sigma**2)
 
 
