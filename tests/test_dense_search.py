@@ -7,30 +7,10 @@ import sys
 import pytest
 import torch
 from torch.autograd import gradcheck
+from volumes_by_definition import F64, hat, places, pose_at, suppressed
 
-from mdps.localization import BirdsEyeView, Grid, MapFeatures, align, centred_map, dense_search, volumes
+from mdps.localization import BirdsEyeView, Grid, align, centred_map, dense_search, volumes
 from mdps.localization.dense_search import DenseSearch
-
-F64 = torch.float64
-SMALL = Grid(0.5, 4, 5)
-QUARTER = math.pi / 2
-
-
-def places(B=2, C=3, height=13, width=9, grid=SMALL, dtype=F64, seed=0, seen=0.7):
-    """Maps and views of noise, what is not seen NaN."""
-    g = torch.Generator().manual_seed(seed)
-    features = torch.randn(B, C, height, width, generator=g, dtype=dtype)
-    view = torch.randn(B, C, grid.depth, grid.width, generator=g, dtype=dtype)
-    confidence = torch.rand(B, grid.depth, grid.width, generator=g, dtype=dtype)
-    valid = torch.rand(B, grid.depth, grid.width, generator=g) < seen
-    nothing = torch.where(valid, 0.0, math.nan).to(dtype)
-    first = torch.tensor([[3.25, -7.5], [-100.0, 40.0]], dtype=dtype)[:B]
-    map = MapFeatures(features, first, 1 / grid.cell)
-    return grid, map, BirdsEyeView(view + nothing.unsqueeze(1), confidence + nothing, valid)
-
-
-def hat(x):
-    return max(0.0, 1 - abs(x))
 
 
 def by_loops(grid, map, view, b, k, K, v, u):
@@ -52,11 +32,6 @@ def by_loops(grid, map, view, b, k, K, v, u):
                             products = (t[i][j] * f[v + dv][u + du] for t, f in zip(template, features))
                             score += weight * confidence[i][j] * sum(products)
     return score / max(count, 1.0)
-
-
-def pose_at(map, b, k, K, v, u):
-    x, y = map.first[b].tolist()
-    return [x + u / map.pixels_per_metre, y - v / map.pixels_per_metre, 2 * math.pi * k / K]
 
 
 def test_volume_equals_loops_over_pixels_and_headings():
@@ -100,27 +75,6 @@ def test_other_headings_nearly_agree_with_align_where_the_map_is_smooth():
 
 
 # ---- Search ----------------------------------------------------------------------------------------------------------
-
-
-def suppressed(volume, map, k, radii):
-    """Non-maximum suppression in whole volumes (B, K, H, W), on copies."""
-    B, K, height, width = volume.shape
-    headings, v, u = torch.meshgrid(torch.arange(K), torch.arange(height), torch.arange(width), indexing="ij")
-    poses, logits = [], []
-    for b in range(B):
-        rest, chosen = volume[b].clone(), []
-        for _ in range(k):
-            place = rest.flatten().argmax()
-            best = [int(x.flatten()[place]) for x in (headings, v, u)]
-            chosen.append((best, float(rest.flatten()[place])))
-            turned = (headings - best[0]).abs()
-            near = torch.minimum(turned, K - turned) * 360 / K < math.degrees(radii[2]) - 1e-9
-            near &= (v - best[1]).abs() / map.pixels_per_metre < radii[1] - 1e-9
-            near &= (u - best[2]).abs() / map.pixels_per_metre < radii[0] - 1e-9
-            rest[near] = -math.inf
-        poses.append([pose_at(map, b, c[0], K, c[1], c[2]) for c, _ in chosen])
-        logits.append([logit for _, logit in chosen])
-    return torch.tensor(poses, dtype=F64), torch.tensor(logits, dtype=F64)
 
 
 @pytest.mark.parametrize("chunk", [1, 10**9])
@@ -177,7 +131,7 @@ def test_the_search_finds_where_a_view_was_cut_out():
     grid = Grid(0.5, 12, 15)
     noise = torch.nn.functional.avg_pool2d(torch.randn(2, 4, 52, 46, dtype=F64), 3, stride=1)
     map = centred_map(noise / noise.norm(dim=1, keepdim=True), 2.0)
-    truth = torch.tensor([[-2.25, 3.25, -0.75 * math.pi], [1.25, -4.25, QUARTER]], dtype=F64)
+    truth = torch.tensor([[-2.25, 3.25, -0.75 * math.pi], [1.25, -4.25, math.pi / 2]], dtype=F64)
     ahead = 0.5 * (12 - torch.arange(12, dtype=F64)).view(-1, 1)
     right = 0.5 * (torch.arange(15, dtype=F64) - 7)
     c, s = truth[:, 2].cos().view(-1, 1, 1), truth[:, 2].sin().view(-1, 1, 1)

@@ -73,6 +73,14 @@ def test_volume_at_the_four_directions_is_32_cosines():
         assert float(volume[b, 2 * d, v, u]) == pytest.approx(logit(map, codes, b, d, v, u))
 
 
+def test_half_types_and_autocast_are_computed_in_float32():
+    map, codes = vectors()
+    low = map._replace(features=map.features.bfloat16()), codes.bfloat16()
+    expected = network(4).volume(low[0]._replace(features=low[0].features.double()), low[1].double()).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(network(4).volume(*low), expected, rtol=0, atol=1e-4)
+
+
 def test_headings_between_directions_are_interpolated_around_the_circle():
     map, codes = vectors()
     volume = network(256).volume(map, codes)

@@ -154,7 +154,7 @@ class RetrievalLikelihood:
         pixels = self.map.to_pixels(particles)
         scaled = [(2 * pixels[..., i] + 1) / size - 1 for i, size in enumerate((width, height))]
         vectors = F.grid_sample(self.map.features, torch.stack(scaled, -1).unsqueeze(1), align_corners=False).squeeze(2)
-        logits = SCALE * torch.einsum("bden,be->bdn", vectors.unflatten(1, (DIRECTIONS, SIZE)), observation)
+        logits = _logits(vectors, observation)
         turn = particles[..., 2] * (DIRECTIONS / (2 * math.pi))
         below = turn.detach().floor()
         share = turn - below
@@ -196,8 +196,7 @@ class _Directions:
         if codes.shape != expected:
             raise ValueError(f"view: expected vectors {expected}, got {tuple(codes.shape)}")
         self.n_rotations = n_rotations
-        vectors = map.features.unflatten(1, (DIRECTIONS, SIZE))
-        self.logits = SCALE * torch.einsum("bdehw,be->bdhw", vectors, codes)
+        self.logits = _logits(map.features, codes)
 
     def chunks(self) -> list[range]:
         slice_bytes = self.logits.numel() * self.logits.element_size() // DIRECTIONS
@@ -210,6 +209,13 @@ class _Directions:
         low = [d for d, _ in quarters]
         share = torch.tensor([rest / self.n_rotations for _, rest in quarters]).to(logits).view(-1, 1, 1)
         return torch.lerp(logits[:, low], logits[:, [(d + 1) % DIRECTIONS for d in low]], share)
+
+
+def _logits(vectors: Tensor, codes: Tensor) -> Tensor:
+    """Vectors (B, 4 * 16, ...) and those of images (B, 16) -> (B, 4, ...); half types are computed in float32."""
+    dtype = torch.promote_types(torch.promote_types(vectors.dtype, codes.dtype), torch.float32)
+    with torch.autocast(vectors.device.type, enabled=False):
+        return SCALE * torch.einsum("bde...,be->bd...", vectors.to(dtype).unflatten(1, (DIRECTIONS, SIZE)), codes.to(dtype))
 
 
 def _check_map(map: MapFeatures) -> None:
