@@ -52,6 +52,17 @@ def test_aligned_poses_have_the_scores_of_align(height, width):
     torch.testing.assert_close(volume.detach().flatten(1), expected, rtol=0, atol=1e-12)
 
 
+def test_a_view_of_one_cell_is_divided_by_one():
+    grid, map, view = places(B=1)
+    valid = torch.zeros_like(view.valid)
+    valid[0, 1, 3] = True
+    view = BirdsEyeView(view.features.nan_to_num(1.0), view.confidence.nan_to_num(1.0), valid)
+    poses = [[pose_at(map, 0, k, 4, v, u) for k in range(4) for v in range(13) for u in range(9)]]
+    expected = align(map, view, torch.tensor(poses, dtype=F64), grid)
+    volume = DenseSearch(grid, 4).to(F64).volume(map, view)
+    torch.testing.assert_close(volume.detach().flatten(1), expected, rtol=0, atol=1e-12)
+
+
 def test_full_size_in_float32_agrees_with_align():
     grid, map, view = places(B=1, C=8, height=150, width=97, grid=Grid(), dtype=torch.float32)
     volume = DenseSearch(grid, 4).volume(map, view).detach()
