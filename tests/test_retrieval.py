@@ -73,6 +73,14 @@ def test_volume_at_the_four_directions_is_32_cosines():
         assert float(volume[b, 2 * d, v, u]) == pytest.approx(logit(map, codes, b, d, v, u))
 
 
+def test_half_types_and_autocast_are_computed_in_float32():
+    map, codes = vectors()
+    low = map._replace(features=map.features.bfloat16()), codes.bfloat16()
+    expected = network(4).volume(low[0]._replace(features=low[0].features.double()), low[1].double()).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(network(4).volume(*low), expected, rtol=0, atol=1e-4)
+
+
 def test_headings_between_directions_are_interpolated_around_the_circle():
     map, codes = vectors()
     volume = network(256).volume(map, codes)
@@ -186,7 +194,7 @@ def test_a_particle_filter_follows_the_best_place(kind):
     filter = kind(SPACE, GaussianDynamics(), RetrievalLikelihood(map), 250)
     initial = torch.randn(1, 250, 3) * torch.tensor([8.0, 8.0, 0.5]) + torch.tensor([0.0, 0.0, 1.3])
     beliefs = filter(code.expand(1, T, 16), initial, torch.zeros(1, T, 3), seed=torch.tensor(1))
-    mean = beliefs.posterior.mean[0, -1]
+    mean = beliefs.posterior.mean[0, -1].detach()
     assert (mean[:2] - torch.tensor([5.0, 5.0])).norm() < 3
     assert abs(float(mean[2]) - math.pi / 2) < 0.5
 

@@ -4,8 +4,10 @@ from .batch import Batch as Batch
 from .batch import anywhere as anywhere
 from .batch import around as around
 from .batch import to_batch as to_batch
+from .batch import turned as turned
 from .birds_eye import BirdsEyeEncoder as BirdsEyeEncoder
 from .birds_eye import Encoders as Encoders
+from .dense_search import DenseSearch as DenseSearch
 from .geometry import SPACE as SPACE
 from .geometry import BirdsEyeView as BirdsEyeView
 from .geometry import Grid as Grid
@@ -21,6 +23,13 @@ from .models import Scene as Scene
 from .models import make_scene as make_scene
 from .models import pose_loss as pose_loss
 from .models import seeing as seeing
+from .retrieval import GaussianDynamics as GaussianDynamics
+from .retrieval import Retrieval as Retrieval
+from .retrieval import RetrievalLikelihood as RetrievalLikelihood
 from .sizes import FULL as FULL
 from .sizes import SMALL as SMALL
 from .sizes import EncoderSizes as EncoderSizes
+from .volumes import Region as Region
+from .volumes import SearchResult as SearchResult
+from .windows import search_sliding_window as search_sliding_window
+from .windows import search_true_window as search_true_window

@@ -49,6 +49,35 @@ def to_batch(items: Mapping[str, Any]) -> Batch:
     return Batch(items["image"], items["camera"], items["map"], float(scale[0]), poses, actions, items["observed"])
 
 
+def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
+    """The same sequences on maps turned counter-clockwise by quarter turns, after an exchange of East and West if mirrored.
+
+    What was seen to the left is then to the right: images and cameras are mirrored too. Training on all eight teaches encoders
+    to know no direction of the compass.
+
+    Raises:
+        ValueError: maps that are not square.
+    """
+    images, camera, classes, _, poses, actions, _ = batch
+    if classes.size(-1) != classes.size(-2):
+        raise ValueError(f"classes: expected square maps, got {tuple(classes.shape)}")
+    if mirrored:
+        fx, fy, cx, cy = camera.unbind(-1)
+        camera = torch.stack([fx, fy, images.size(-1) - 1 - cx, cy], -1)
+        images, classes = images.flip(-1), classes.flip(-1)
+        sign = poses.new_tensor([-1.0, 1.0, -1.0])
+        poses, actions = poses * sign + poses.new_tensor([0.0, 0.0, math.pi]), actions * sign
+    classes = classes.rot90(quarter_turns, (-2, -1))
+    cosine, sine = ((1, 0), (0, 1), (-1, 0), (0, -1))[quarter_turns % 4]
+
+    def rotate(vectors: Tensor, turn: float) -> Tensor:
+        x, y, angle = vectors.unbind(-1)
+        return torch.stack([cosine * x - sine * y, sine * x + cosine * y, angle + turn], -1)
+
+    poses = SPACE.wrap(rotate(poses, quarter_turns * math.pi / 2))
+    return batch._replace(images=images, camera=camera, classes=classes, poses=poses, actions=rotate(actions, 0.0))
+
+
 def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Tensor) -> Tensor:
     """N particles around each pose (B, 3), by seed () or (B,) -> (B, N, 3).
 

@@ -15,15 +15,17 @@ Cost: for each heading (C / 2 + 1) FFTs of map and view, O(K C (H + R) (W + R) l
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .geometry import BirdsEyeView, Grid, MapFeatures
-from .volumes import SUPPRESSION, SearchResult, best_poses, negative_log_prob
+from .volumes import Region, SearchResult, best_poses, negative_log_prob
 
-_CHUNK_BYTES = 2**26
+_CHUNK_BYTES = 2**24
 """Of the spectra of the views that are rotated together, unless those of one rotation are larger."""
 
 
@@ -48,7 +50,7 @@ class DenseSearch(nn.Module):
         self.grid, self.n_rotations = grid, n_rotations
         self.log_temperature = nn.Parameter(torch.zeros(()))
 
-    def search(self, map: MapFeatures, view: BirdsEyeView, k: int = 3) -> SearchResult:
+    def search(self, map: MapFeatures, view: BirdsEyeView, k: int = 3, region: Region | None = None) -> SearchResult:
         """Return the k best poses, no two of them within 5 m (in x and in y) and 30 degrees of each other; no gradient.
 
         They are exactly those of non-maximum suppression in the whole volume.
@@ -57,14 +59,15 @@ class DenseSearch(nn.Module):
             map: of B places.
             view: (B, C, depth, width).
             k: at least 1.
+            region: where to look, if something is known; what lies outside has probability 0.
 
         Raises:
-            TypeError: dtypes. ValueError: shapes, k, or a map of another resolution.
+            TypeError: dtypes. ValueError: shapes, k, the region, or a map of another resolution.
 
-        Memory beside the map: its spectrum, and a few times that of a rotated view, or 64 MB if that is more.
+        Memory beside the map: its spectrum, and a few times that of a rotated view, or 16 MB if that is more.
         """
         with torch.no_grad():
-            return best_poses(_Correlation(self, map, view), map, k, SUPPRESSION)
+            return best_poses(_Correlation(self, map, view), map, k, region)
 
     def loss(self, map: MapFeatures, view: BirdsEyeView, truth: Tensor) -> Tensor:
         """Return -log of the probability of true poses (B, 3) -> (B,), in nats.
@@ -110,9 +113,8 @@ class _Correlation:
         rows = slice(None) if row is None else slice(row, row + 1)
         kernels = torch.fft.rfft(self._kernels(firsts, rows), n=self.size[1])
         kernels = torch.fft.fft(kernels, n=self.size[0], dim=-2)
-        spectrum = self.spectrum[rows].unsqueeze(1)
-        back = self._crop((kernels * spectrum).sum(2), self.reach_v, self.reach_u)
-        ahead = self._crop((kernels.conj() * spectrum).sum(2), -self.reach_v, -self.reach_u)
+        back, ahead = _Products.apply(kernels, self.spectrum[rows])
+        back, ahead = self._crop(back, self.reach_v, self.reach_u), self._crop(ahead, -self.reach_v, -self.reach_u)
         places = {r: i for i, r in enumerate([*firsts, *(r + half for r in firsts)])}
         return torch.cat([ahead, back], 1)[:, [places[r] for r in rotations]] * self.temperature
 
@@ -143,6 +145,40 @@ class _Correlation:
         lines = v * cosine - u * sine + self.grid.origin[1]
         scaled = [(2 * x + 1) / size - 1 for x, size in ((columns, self.grid.width), (lines, self.grid.depth))]
         return torch.stack(scaled, -1).to(like)
+
+
+class _Products(torch.autograd.Function):
+    """Products of views' spectra (B, R, C, ...) and of their conjugates with maps' spectra (B, C, ...), summed over C.
+
+    Twice as fast as autograd's, which keeps the products of all channels.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Tensor, spectrum: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(kernels, spectrum)
+        return _sum_of_products(kernels, spectrum), _sum_of_products(kernels, spectrum.conj()).conj()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, back: Tensor, ahead: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        kernels, spectrum = ctx.saved_tensors
+        of_kernels = of_spectrum = None
+        if ctx.needs_input_grad[0]:
+            of_kernels = torch.empty_like(kernels)
+            for c, there in enumerate(spectrum.unsqueeze(1).unbind(2)):
+                torch.mul(back, there.conj(), out=of_kernels[:, :, c]).addcmul_(ahead.conj(), there)
+        if ctx.needs_input_grad[1]:
+            pairs = (back * k.conj() + ahead * k for k in kernels.unbind(2))
+            of_spectrum = torch.stack([pair.sum(1) for pair in pairs], 1)
+        return of_kernels, of_spectrum
+
+
+def _sum_of_products(kernels: Tensor, spectrum: Tensor) -> Tensor:
+    """(B, R, C, ...), (B, C, ...) -> (B, R, ...)."""
+    total = kernels[:, :, 0] * spectrum[:, :1]
+    for c in range(1, spectrum.size(1)):
+        total.addcmul_(kernels[:, :, c], spectrum[:, c : c + 1])
+    return total
 
 
 def _check(grid: Grid, map: MapFeatures, view: BirdsEyeView) -> tuple[Tensor, Tensor, Tensor]:

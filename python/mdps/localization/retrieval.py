@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .geometry import MapFeatures, centred_map
-from .volumes import SearchResult, best_poses, negative_log_prob
+from .volumes import Region, SearchResult, best_poses, negative_log_prob
 
 DIRECTIONS = 4
 """Direction d is d quarter turns from East, counter-clockwise."""
@@ -86,9 +86,8 @@ class Retrieval(nn.Module):
         height, width = classes.shape[-2:]
         rows, columns = vectors.shape[-2:]
         if height * columns != width * rows:
-            raise ValueError(
-                f"map_trunk: expected height and width divided by one number, got {height, width} -> {rows, columns}"
-            )
+            shapes = f"{height, width} -> {rows, columns}"
+            raise ValueError(f"map_trunk: expected height and width divided by one number, got {shapes}")
         unit = F.normalize(vectors.unflatten(1, (DIRECTIONS, SIZE)), dim=2).flatten(1, 2)
         return centred_map(unit, pixels_per_metre * rows / height)
 
@@ -97,19 +96,20 @@ class Retrieval(nn.Module):
         codes = self.image_head(self.image_trunk(images.flatten(0, -4)))
         return F.normalize(codes, dim=-1).unflatten(0, images.shape[:-3])
 
-    def search(self, map: MapFeatures, view: Tensor, k: int = 3) -> SearchResult:
+    def search(self, map: MapFeatures, view: Tensor, k: int = 3, region: Region | None = None) -> SearchResult:
         """Return the k best poses, exactly those of non-maximum suppression in the volume of all pixels and K headings.
 
         Args:
             map: of B places, from `encode_map`, or windows of it.
             view: (B, 16), from `encode_images`.
             k: at least 1. Poses are within 5 m (in x and in y) and 30 degrees of no better one.
+            region: where to look, if something is known; what lies outside has probability 0.
 
         Raises:
-            ValueError: shapes, k.
+            ValueError: shapes, k, the region.
         """
         with torch.no_grad():
-            return best_poses(_Directions(map, view, self.n_rotations), map, k)
+            return best_poses(_Directions(map, view, self.n_rotations), map, k, region)
 
     def loss(self, map: MapFeatures, view: Tensor, truth: Tensor) -> Tensor:
         """Return -log of the probability of true poses (B, 3) among all pixels and the four directions -> (B,), in nats.
@@ -154,7 +154,7 @@ class RetrievalLikelihood:
         pixels = self.map.to_pixels(particles)
         scaled = [(2 * pixels[..., i] + 1) / size - 1 for i, size in enumerate((width, height))]
         vectors = F.grid_sample(self.map.features, torch.stack(scaled, -1).unsqueeze(1), align_corners=False).squeeze(2)
-        logits = SCALE * torch.einsum("bden,be->bdn", vectors.unflatten(1, (DIRECTIONS, SIZE)), observation)
+        logits = _logits(vectors, observation)
         turn = particles[..., 2] * (DIRECTIONS / (2 * math.pi))
         below = turn.detach().floor()
         share = turn - below
@@ -196,8 +196,7 @@ class _Directions:
         if codes.shape != expected:
             raise ValueError(f"view: expected vectors {expected}, got {tuple(codes.shape)}")
         self.n_rotations = n_rotations
-        vectors = map.features.unflatten(1, (DIRECTIONS, SIZE))
-        self.logits = SCALE * torch.einsum("bdehw,be->bdhw", vectors, codes)
+        self.logits = _logits(map.features, codes)
 
     def chunks(self) -> list[range]:
         slice_bytes = self.logits.numel() * self.logits.element_size() // DIRECTIONS
@@ -210,6 +209,13 @@ class _Directions:
         low = [d for d, _ in quarters]
         share = torch.tensor([rest / self.n_rotations for _, rest in quarters]).to(logits).view(-1, 1, 1)
         return torch.lerp(logits[:, low], logits[:, [(d + 1) % DIRECTIONS for d in low]], share)
+
+
+def _logits(vectors: Tensor, codes: Tensor) -> Tensor:
+    """Vectors (B, 4 * 16, ...) and those of images (B, 16) -> (B, 4, ...); half types are computed in float32."""
+    dtype = torch.promote_types(torch.promote_types(vectors.dtype, codes.dtype), torch.float32)
+    with torch.autocast(vectors.device.type, enabled=False):
+        return SCALE * torch.einsum("bde...,be->bd...", vectors.to(dtype).unflatten(1, (DIRECTIONS, SIZE)), codes.to(dtype))
 
 
 def _check_map(map: MapFeatures) -> None:

@@ -51,6 +51,17 @@ class Volume(Protocol):
         """Return the logits at these headings: (B, len(rotations), H, W), or (1, ...) of one of the B volumes."""
 
 
+class Region(NamedTuple):
+    """Where poses are looked for, if that is known: around a pose in position and heading."""
+
+    centre: Tensor
+    """(B, 3), metres and radians."""
+    radius: float
+    """Metres from the centre; infinity for all."""
+    turn: float = math.pi
+    """Radians to either side of the heading; pi for all."""
+
+
 class Searcher(Protocol):
     """Finds a view on maps: `DenseSearch`, `Retrieval`, or anything like them."""
 
@@ -59,36 +70,39 @@ class Searcher(Protocol):
 
 
 @torch.no_grad()
-def best_poses(volume: Volume, map: MapFeatures, k: int, radii: Sequence[float] = SUPPRESSION) -> SearchResult:
+def best_poses(volume: Volume, map: MapFeatures, k: int, region: Region | None = None) -> SearchResult:
     """Return the k best poses by non-maximum suppression: the best, then the best of the cells that are not near it, ...
+
+    Two poses are near each other if they differ by less than `SUPPRESSION` in every dimension, the rule of `Mixture.modes`.
 
     Args:
         volume: over the pixels of the map.
         map: whose pixels they are.
         k: at least 1.
-        radii: in x, y (metres) and heading (radians): a cell that differs from a pose by less in all three is near it. The
-            rule of `Mixture.modes`.
+        region: cells outside of it have probability 0, and headings that are outside in all rows cost nothing. If no pixel
+            lies in it, poses have no meaning, and all of a row's results are -inf.
 
     Raises:
-        ValueError: k. NaN in a volume makes its log-probabilities NaN.
+        ValueError: k, or the region: shape, radius, a turn that has no heading. NaN in a volume makes its results NaN.
     """
     if k < 1:
         raise ValueError(f"k: expected at least 1, got {k}")
-    order, sums, highest, places = [], [], [], []
+    if region is not None:
+        volume = _Restricted(volume, map, region)
+    B, K = map.features.size(0), volume.n_rotations
+    values, cells = torch.full((B, K), -math.inf, dtype=torch.float64), torch.zeros(B, K, dtype=torch.int64)
+    sums = []
     for rotations in volume.chunks():
         logits = volume.slices(rotations).flatten(2)
-        value, place = logits.max(-1)
-        order += rotations
-        highest.append(value)
-        places.append(place)
+        value, cell = logits.max(-1)
+        values[:, list(rotations)], cells[:, list(rotations)] = value.cpu().double(), cell.cpu()
         sums.append(logits.flatten(1).logsumexp(-1))
-    back = torch.tensor(order, device=sums[0].device).argsort()
-    values, cells = torch.cat(highest, 1)[:, back].cpu(), torch.cat(places, 1)[:, back].cpu()
     normalizer = torch.stack(sums).logsumexp(0)
-    rows = [_Suppression(volume, b, values[b], cells[b], map, radii).best(k) for b in range(len(values))]
-    found = torch.tensor([[cell for cell, _ in row] for row in rows], dtype=normalizer.dtype, device=normalizer.device)
-    logits = torch.tensor([[logit for _, logit in row] for row in rows], dtype=normalizer.dtype, device=normalizer.device)
-    return SearchResult(cells_to_poses(map, found, volume.n_rotations), logits - normalizer.unsqueeze(-1), normalizer)
+    rows = [_Suppression(volume, b, values[b], cells[b], map).best(k) for b in range(B)]
+    found = normalizer.new_tensor([[cell for cell, _ in row] for row in rows])
+    logits = normalizer.new_tensor([[logit for _, logit in row] for row in rows])
+    log_probs = torch.where(logits == -math.inf, logits, logits - normalizer.unsqueeze(-1))
+    return SearchResult(cells_to_poses(map, found, K), log_probs, normalizer)
 
 
 def cells_to_poses(map: MapFeatures, cells: Tensor, n_rotations: int) -> Tensor:
@@ -150,9 +164,10 @@ def _corners(map: MapFeatures, poses: Tensor, n_rotations: int) -> _Corners:
     turn = poses[:, 2] * (n_rotations / (2 * math.pi))
     low = turn.floor()
     axes.insert(0, (low.long() % n_rotations, (low.long() + 1) % n_rotations, turn - low))
-    cells = [torch.stack([(low, high)[i >> n & 1] for i in range(8)], -1) for n, (low, high, _) in enumerate(axes)]
+    # Corner i has the upper cell of axis n where bit n of i is set.
+    k, v, u = (torch.stack([(low, high)[i >> n & 1] for i in range(8)], -1) for n, (low, high, _) in enumerate(axes))
     weights = [torch.stack([(1 - share, share)[i >> n & 1] for i in range(8)], -1) for n, (_, _, share) in enumerate(axes)]
-    return _Corners(*cells, weights[0] * weights[1] * weights[2])
+    return _Corners(k, v, u, weights[0] * weights[1] * weights[2])
 
 
 def _share(logits: Tensor, rotations: Sequence[int], corners: _Corners) -> Tensor:
@@ -163,18 +178,47 @@ def _share(logits: Tensor, rotations: Sequence[int], corners: _Corners) -> Tenso
     return torch.where(here.any(-1), corners.weight * values, 0.0).sum(-1)
 
 
+class _Restricted:
+    """A volume whose cells outside of a region have logit -inf."""
+
+    def __init__(self, volume: Volume, map: MapFeatures, region: Region) -> None:
+        centre, K = region.centre, volume.n_rotations
+        if centre.shape != (map.features.size(0), 3):
+            raise ValueError(f"region: expected a centre of shape {(map.features.size(0), 3)}, got {tuple(centre.shape)}")
+        if not region.radius > 0 or not region.turn * K >= math.pi * (1 - 1e-6):
+            expected = f"a radius above 0 and a turn of at least {math.pi / K} for {K} headings"
+            raise ValueError(f"region: expected {expected}, got {region.radius} and {region.turn}")
+        self.volume, self.n_rotations = volume, K
+        height, width = map.features.shape[-2:]
+        u, v, _ = map.to_pixels(centre)[:, :, None, None].unbind(1)
+        rows = torch.arange(height, device=centre.device).view(-1, 1) - v
+        columns = torch.arange(width, device=centre.device) - u
+        self.near = torch.hypot(rows, columns) <= region.radius * map.pixels_per_metre * (1 + 1e-6)
+        headings = torch.arange(K, device=centre.device) * (2 * math.pi / K)
+        apart = torch.remainder(headings - centre[:, 2:] + math.pi, 2 * math.pi) - math.pi
+        self.turned = apart.abs() <= region.turn * (1 + 1e-6)
+        self.wanted = self.turned.any(0).tolist()
+
+    def chunks(self) -> list[list[int]]:
+        wanted = [[r for r in rotations if self.wanted[r]] for rotations in self.volume.chunks()]
+        return [rotations for rotations in wanted if rotations]
+
+    def slices(self, rotations: Sequence[int], row: int | None = None) -> Tensor:
+        rows = slice(None) if row is None else slice(row, row + 1)
+        allowed = self.near[rows].unsqueeze(1) & self.turned[rows][:, list(rotations), None, None]
+        return torch.where(allowed, self.volume.slices(rotations, row), -math.inf)
+
+
 class _Suppression:
     """Non-maximum suppression in volume b, given the highest logit of each slice (K) and its pixel (K)."""
 
-    def __init__(
-        self, volume: Volume, row: int, values: Tensor, pixels: Tensor, map: MapFeatures, radii: Sequence[float]
-    ) -> None:
+    def __init__(self, volume: Volume, row: int, values: Tensor, pixels: Tensor, map: MapFeatures) -> None:
         self.volume, self.row, self.width = volume, row, map.features.size(-1)
-        self.values, self.pixels = values.clone(), pixels.clone()
+        self.values, self.pixels = values, pixels
         turn = 2 * math.pi / volume.n_rotations
         units = (turn, 1 / map.pixels_per_metre, 1 / map.pixels_per_metre)
         # The most cells apart, in k, v and u, that two can be and near each other.
-        self.reach = [math.ceil(radius / unit - 1e-6) - 1 for radius, unit in zip((radii[2], radii[1], radii[0]), units)]
+        self.reach = [math.ceil(radius / unit - 1e-6) - 1 for radius, unit in zip(reversed(SUPPRESSION), units)]
         self.found: list[tuple[int, int, int]] = []
 
     def best(self, k: int) -> list[tuple[tuple[int, int, int], float]]:
@@ -208,4 +252,4 @@ class _Suppression:
                 rows = slice(max(0, v - self.reach[1]), v + self.reach[1] + 1)
                 logits[rows, max(0, u - self.reach[2]) : u + self.reach[2] + 1] = -math.inf
         value, pixel = logits.flatten().max(0)
-        self.values[rotation], self.pixels[rotation] = value.cpu(), pixel.cpu()
+        self.values[rotation], self.pixels[rotation] = value.item(), pixel.item()
