@@ -117,7 +117,7 @@ INLINE void FN(add_tiles)(const PoseCorrelation *p, const PoseTurn *turn, const 
     for (int64_t j = 0; j <= tiles; j++) {
         const FN(View) *before = &view[(j + 1) % 2];
         const REAL *t = (const REAL *)p->t + (k * pose_cells(p) + (j - 1) * POSE_TILE) * C;
-        if (j < tiles) FN(look)(&view[j % 2], p, k, j, turn, map, C);
+        if (j < tiles) FN(look)(&view[j % 2], p, k, j, turn, map, C, false);
         if (j == 0 || before->place.where == POSE_OUTSIDE) continue;
         int64_t c = 0;
         for (; c + POSE_LANES <= C; c += POSE_LANES) FN(add_channels)(p, before, t, C, c, POSE_LANES, total);

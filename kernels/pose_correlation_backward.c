@@ -34,7 +34,7 @@ INLINE void FN(back_inside)(const REAL *restrict g, const REAL *restrict below, 
 
 INLINE void
 FN(back_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(View) *q, int i, const REAL *restrict t,
-                        REAL grad, int lanes, REAL *restrict cell, REAL *du, REAL *dv, REAL *from_u, REAL *from_v) {
+                        REAL grad, int lanes, REAL *restrict cell, REAL *du, REAL *dv, REAL *from) {
     const REAL l = q->wu[0][i], r = q->wu[1][i], dl = q->du[0][i], dr = q->du[1][i], u = q->u[i], v = q->v[i];
     const REAL a = q->wv[0][i], b = q->wv[1][i], da = q->dv[0][i], db = q->dv[1][i];
 #pragma omp simd
@@ -43,9 +43,17 @@ FN(back_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(V
         const REAL top_slope = dl * g[k] + dr * g[k + right], bottom_slope = dl * g[k + below] + dr * g[k + below + right];
         const REAL tu = t[k] * (a * top_slope + b * bottom_slope), tv = t[k] * (da * top + db * bottom);
         du[k] += tu, dv[k] += tv;
-        from_u[k] += v * tu, from_v[k] += u * tv;
+        from[k] += u * tv - v * tu;
         cell[k] += grad * (a * top + b * bottom);
     }
+}
+
+INLINE void
+FN(back_cell)(const FN(View) *q, int i, const REAL *m, const REAL *below, const REAL *t, int64_t C, REAL grad, int lanes,
+                      REAL *cell, REAL *du, REAL *dv, REAL *from_u, REAL *from_v) {
+    const int64_t tap = q->tap[i], k = i * POSE_LANES;
+    FN(back_inside)(FN(further)(m, tap),
+                    FN(further)(below, tap), C, q, i, t + k, grad, lanes, cell + k, du, dv, from_u, from_v);
 }
 
 /* Channels c to c + lanes of a tile; t, cell: theirs. sums[0..2]: lanes of the gradients by u, v and theta, without grad. */
@@ -56,15 +64,14 @@ FN(back_channels)(const PoseCorrelation *p, const FN(View) *q, const REAL *t, RE
     REAL du[POSE_LANES] = {0}, dv[POSE_LANES] = {0}, from_u[POSE_LANES] = {0}, from_v[POSE_LANES] = {0};
     if (q->place.where == POSE_INSIDE) {
         const REAL *below = m + C * p->W;
-        for (int i = 0, k = 0; i < POSE_TILE; i++, k += POSE_LANES) {
-            const int64_t tap = q->tap[i];
-            FN(back_inside)(FN(further)(m, tap),
-                            FN(further)(below, tap), C, q, i, t + k, grad, lanes, cell + k, du, dv, from_u, from_v);
+        for (int i = 0; i < POSE_TILE; i += 2) {
+            FN(back_cell)(q, i, m, below, t, C, grad, lanes, cell, du, dv, from_u, from_v);
+            FN(back_cell)(q, i + 1, m, below, t, C, grad, lanes, cell, du, dv, from_u, from_v);
         }
     } else {
         const int64_t right = FN(right_of)(p, C), below = FN(below)(p, C);
         for (int i = 0, k = 0; i < POSE_TILE; i++, k += POSE_LANES)
-            FN(back_border)(m + q->tap[i] * C, right, below, q, i, t + k, grad, lanes, cell + k, du, dv, from_u, from_v);
+            FN(back_border)(m + q->tap[i] * C, right, below, q, i, t + k, grad, lanes, cell + k, du, dv, from_v);
     }
     const REAL u = (REAL)(q->place.xu - q->place.fu), v = (REAL)(q->place.xv - q->place.fv); /* of the pixel, from the pose */
 #pragma omp simd
@@ -82,7 +89,7 @@ FN(back_tile)(const PoseCorrelation *p, const PoseTurn *turn, const REAL *grad, 
     FN(View) view[2];
     for (int n = 0; n <= count; n++) {
         const FN(View) *before = &view[(n + 1) % 2];
-        if (n < count) FN(look)(&view[n % 2], p, k, j, &turn[n], map, C);
+        if (n < count) FN(look)(&view[n % 2], p, k, j, &turn[n], map, C, true);
         if (n == 0 || before->place.where == POSE_OUTSIDE || !turn[n - 1].finite) continue;
         if (c + POSE_LANES <= C) FN(back_channels)(p, before, t, grad[n - 1], C, c, POSE_LANES, cell, sums[n - 1]);
         else

@@ -32,12 +32,13 @@ INLINE void FN(give_inside)(REAL *top, int64_t top_right, REAL *bottom, int64_t 
 INLINE void
 FN(give_channels)(const PoseCorrelation *p, const FN(View) *q, const FN(Band) *band, int64_t first, bool within_band, REAL grad,
                           const REAL *t, int64_t C, int64_t c, int lanes) {
-    const int64_t line = p->W * C, low = band->low * line - first * C, high = band->high * line - first * C;
+    const int64_t pixel = C * (int64_t)sizeof(REAL), line = p->W * pixel;
+    const int64_t low = band->low * line - first * pixel, high = band->high * line - first * pixel; /* bytes, as taps */
     REAL *map = band->map + first * C + c;
     for (int i = 0; i < POSE_TILE; i++) {
-        const int64_t tap = q->tap[i] / (int64_t)sizeof(REAL);
+        const int64_t tap = q->tap[i];
         const REAL lower = grad * q->fy[i];
-        REAL *top = map + tap, *bottom = top + line;
+        REAL *top = (REAL *)((char *)map + tap), *bottom = top + p->W * C;
         int64_t top_right = C, bottom_right = C;
         if (!within_band) {
             const bool has_top = tap >= low && tap < high, has_bottom = tap + line >= low && tap + line < high;
@@ -93,9 +94,9 @@ FN(give_pose)(const PoseCorrelation *p, const PoseTurn *turn, int64_t k, REAL gr
     const int64_t tiles = (p->n_cells[k] + POSE_TILE - 1) / POSE_TILE;
     FN(View) q;
     for (int64_t j = 0; j < tiles; j++) {
-        const PosePlace a = pose_place(p, p->tile + k * pose_tiles(p) + j, turn);
-        if (a.where == POSE_OUTSIDE || !FN(meets)(p, a.v, a.about, band->low, band->high)) continue;
-        FN(look)(&q, p, k, j, turn, band->map, C);
+        q.place = pose_place(p, p->tile + k * pose_tiles(p) + j, turn);
+        if (q.place.where == POSE_OUTSIDE || !FN(meets)(p, q.place.v, q.place.about, band->low, band->high)) continue;
+        FN(take_taps)(&q, p, k, j, turn, band->map, C, false);
         FN(give_tile)(p, &q, band, grad, (const REAL *)p->t + (k * pose_cells(p) + j * POSE_TILE) * C, C);
     }
 }

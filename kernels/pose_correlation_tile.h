@@ -40,7 +40,7 @@ INLINE PosePlace pose_place(const PoseCorrelation *p, const PoseTile *tile, cons
 #endif
 
 /* A tile as a pose sees it. Of its cells: bytes from `map` to the first tap (inside), or the pixel of it (on the border); from
- * the pixel that the middle lies in; fractions inside, and on the border weights and slopes of taps. */
+ * the pixel that the middle lies in, for derivatives; fractions inside, and on the border weights and slopes of taps. */
 typedef struct {
     PosePlace place;
     const REAL *map; /* from the pixel that the middle lies in, on the border from the first */
@@ -51,12 +51,12 @@ typedef struct {
 
 INLINE void FN(taps_inside)(
     FN(View) *restrict q, const REAL *restrict x, const REAL *restrict y, const PoseTurn *turn, REAL below,
-                        REAL right) {
+                        REAL right, bool derive) {
     const REAL c = (REAL)turn->cosine, s = (REAL)turn->sine, fu = (REAL)q->place.fu, fv = (REAL)q->place.fv;
 #pragma omp simd
     for (int i = 0; i < POSE_TILE; i++) {
         const REAL u = fu - y[i] * s + x[i] * c, v = fv + y[i] * c + x[i] * s, a = floor(u), b = floor(v);
-        q->u[i] = u, q->v[i] = v;
+        if (derive) q->u[i] = u, q->v[i] = v;
         q->fx[i] = u - a, q->fy[i] = v - b;
         q->tap[i] = (int32_t)(b * below + a * right);
     }
@@ -64,30 +64,40 @@ INLINE void FN(taps_inside)(
 
 INLINE void FN(taps_border)(
     FN(View) *restrict q, const REAL *restrict x, const REAL *restrict y, const PoseTurn *turn, int32_t W,
-                        int32_t H, bool replicate) {
+                        int32_t H, bool replicate, bool derive) {
     const REAL c = (REAL)turn->cosine, s = (REAL)turn->sine, fu = (REAL)q->place.fu, fv = (REAL)q->place.fv;
     const int32_t iu = q->place.iu, iv = q->place.iv;
 #pragma omp simd
     for (int i = 0; i < POSE_TILE; i++) {
         const REAL at_u = fu - y[i] * s + x[i] * c, at_v = fv + y[i] * c + x[i] * s;
         const FN(Axis) u = FN(axis_of)(at_u, iu, W, replicate), v = FN(axis_of)(at_v, iv, H, replicate);
-        q->u[i] = at_u, q->v[i] = at_v;
-        q->wu[0][i] = u.left, q->wu[1][i] = u.right, q->du[0][i] = u.left_slope, q->du[1][i] = u.right_slope;
-        q->wv[0][i] = v.left, q->wv[1][i] = v.right, q->dv[0][i] = v.left_slope, q->dv[1][i] = v.right_slope;
+        q->wu[0][i] = u.left, q->wu[1][i] = u.right, q->wv[0][i] = v.left, q->wv[1][i] = v.right;
         q->tap[i] = v.first * W + u.first;
+        if (!derive) continue;
+        q->u[i] = at_u, q->v[i] = at_v;
+        q->du[0][i] = u.left_slope, q->du[1][i] = u.right_slope, q->dv[0][i] = v.left_slope, q->dv[1][i] = v.right_slope;
     }
 }
 
-/* Tile j of template k on a map, from a pose. */
-INLINE void FN(look)(
-    FN(View) *q, const PoseCorrelation *p, int64_t k, int64_t j, const PoseTurn *turn, const REAL *map, int64_t C) {
+/* The taps of tile j of template k, whose place is known; `derive`: with what only derivatives by the pose need. */
+INLINE void FN(take_taps)(
+    FN(View) *q, const PoseCorrelation *p, int64_t k, int64_t j, const PoseTurn *turn, const REAL *map, int64_t C,
+                      bool derive) {
     const int64_t i = k * pose_cells(p) + j * POSE_TILE, right = C * (int64_t)sizeof(REAL);
     const REAL *x = (const REAL *)p->x + i, *y = (const REAL *)p->y + i;
-    q->place = pose_place(p, p->tile + k * pose_tiles(p) + j, turn);
+    const int32_t W = (int32_t)p->W, H = (int32_t)p->H;
     q->map = map + (q->place.where == POSE_INSIDE ? (q->place.iv * p->W + q->place.iu) * C : 0);
-    if (q->place.where == POSE_INSIDE) FN(taps_inside)(q, x, y, turn, (REAL)(p->W * right), (REAL)right);
-    else if (q->place.where == POSE_BORDER && p->replicate) FN(taps_border)(q, x, y, turn, (int32_t)p->W, (int32_t)p->H, true);
-    else if (q->place.where == POSE_BORDER) FN(taps_border)(q, x, y, turn, (int32_t)p->W, (int32_t)p->H, false);
+    if (q->place.where == POSE_INSIDE) FN(taps_inside)(q, x, y, turn, (REAL)(W * right), (REAL)right, derive);
+    else if (p->replicate) FN(taps_border)(q, x, y, turn, W, H, true, derive);
+    else FN(taps_border)(q, x, y, turn, W, H, false, derive);
+}
+
+/* The tile on a map, from a pose. */
+INLINE void FN(look)(
+    FN(View) *q, const PoseCorrelation *p, int64_t k, int64_t j, const PoseTurn *turn, const REAL *map, int64_t C,
+                 bool derive) {
+    q->place = pose_place(p, p->tile + k * pose_tiles(p) + j, turn);
+    if (q->place.where != POSE_OUTSIDE) FN(take_taps)(q, p, k, j, turn, map, C, derive);
 }
 
 /* Numbers from a tap to the one on its right and below; 0 where the map has one column or row. */
