@@ -59,7 +59,7 @@ static void prepare(Call *call, const Tensor *poses, PoseCorrelation *p) {
     const int64_t real = poses->is_double ? 8 : 4, cells = p->K * pose_cells(p);
     p->x = new_scratch(call, poses, cells * real);
     p->y = new_scratch(call, poses, cells * real);
-    p->t = new_scratch(call, poses, cells * p->C * real);
+    if (on_cuda(poses) || !p->grad || p->grad_map) p->t = new_scratch(call, poses, cells * p->C * real);
     p->cell = new_scratch(call, poses, cells * 4);
     p->n_cells = new_scratch(call, poses, p->K * 8);
     if (!on_cuda(poses)) {
@@ -103,10 +103,10 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     p.grad_map = want_map ? grad_map.data : NULL;
     p.grad_templates = want_others ? grad_templates.data : NULL, p.grad_poses = want_others ? grad_poses.data : NULL;
     if (ok(&call)) {
-        const int64_t real = poses.is_double ? 8 : 4, parts = on_cuda(&poses) ? pose_parts(&p) : 1;
+        const int64_t real = poses.is_double ? 8 : 4, cells = p.K * pose_cells(&p), chunks = p.R * pose_chunks(&p);
         prepare(&call, &poses, &p);
-        if (want_others) p.cell_grad = new_scratch(&call, &poses, parts * p.K * pose_cells(&p) * p.C * real);
-        if (want_others && !on_cuda(&poses)) p.pose_grad = new_scratch(&call, &poses, p.R * pose_chunks(&p) * p.N * 3 * real);
+        if (want_others && on_cuda(&poses)) p.cell_grad = new_scratch(&call, &poses, pose_parts(&p) * cells * p.C * real);
+        if (want_others && !on_cuda(&poses)) p.pose_grad = new_scratch(&call, &poses, chunks * p.N * 3 * real);
         if (want_others) run(&call, &poses, KERNELS(pose_correlation_backward), &p, p.K * pose_chunks(&p), 1);
         if (want_others) run(&call, &poses, CPU_KERNELS(pose_correlation_sum), &p, p.R * p.N, CELLS_PER_TASK);
         if (want_map) run(&call, &poses, KERNELS(pose_correlation_map), &p, p.M * pose_bands(&p), 1);

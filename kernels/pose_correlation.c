@@ -55,25 +55,25 @@ void FN(pose_correlation_prepare)(int64_t begin, int64_t end, void *parameters) 
             reach = far > reach ? far : reach;
         }
         p->reach[k] = reach;
-        for (int64_t c = 0; c < C; c++)
+        for (int64_t c = 0; p->t && c < C; c++)
             for (int64_t i = 0; i < n; i++) t[i * C + c] = template[c * cells + cell[i]];
-        for (int64_t i = n * C; i % (POSE_TILE * C); i++) t[i] = 0;
+        for (int64_t i = n * C; p->t && i % (POSE_TILE * C); i++) t[i] = 0;
         if (p->grad_templates) memset((REAL *)p->grad_templates + k * C * cells, 0, C * cells * sizeof(REAL));
     }
 }
 
-INLINE void FN(add_inside)(const REAL *restrict g, int64_t right, int64_t below, REAL fx, REAL fy, const REAL *restrict t,
-                       int lanes, REAL *sum) {
+INLINE void FN(add_inside)(const REAL *restrict g, const REAL *restrict below, int64_t right, REAL fx, REAL fy,
+                       const REAL *restrict t, int lanes, REAL *sum) {
 #pragma omp simd
     for (int k = 0; k < lanes; k++) {
         const REAL top = g[k] + fx * (g[k + right] - g[k]);
-        const REAL bottom = g[k + below] + fx * (g[k + below + right] - g[k + below]);
+        const REAL bottom = below[k] + fx * (below[k + right] - below[k]);
         sum[k] += (top + fy * (bottom - top)) * t[k];
     }
 }
 
 INLINE void
-FN(add_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Taps) *q, int i, const REAL *restrict t,
+FN(add_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(View) *q, int i, const REAL *restrict t,
                        int lanes, REAL *sum) {
     const REAL l = q->wu[0][i], r = q->wu[1][i], a = q->wv[0][i], b = q->wv[1][i];
     const REAL *restrict g1 = g + right, *restrict g2 = g + below, *restrict g3 = g2 + right;
@@ -81,57 +81,60 @@ FN(add_border)(const REAL *restrict g, int64_t right, int64_t below, const FN(Ta
     for (int k = 0; k < lanes; k++) sum[k] += (a * (l * g[k] + r * g1[k]) + b * (l * g2[k] + r * g3[k])) * t[k];
 }
 
-/* Adds the products of `lanes` channels to `total`; m: the map from the pixel that taps are counted from. Two sums, as the
- * processor adds two at a time. */
-INLINE void FN(add_channels)(const PoseCorrelation *p, const FN(Taps) *q, bool inside, const REAL *m, const REAL *t, int64_t C,
-                         int lanes, REAL *total) {
-    const int64_t right = inside ? C : FN(right_of)(p, C), below = inside ? C * p->W : FN(below)(p, C);
+INLINE void
+FN(add_cell)(const FN(View) *q, int i, const REAL *m, const REAL *below, const REAL *t, int64_t C, int lanes, REAL *sum) {
+    const int64_t tap = q->tap[i];
+    FN(add_inside)(FN(further)(m, tap), FN(further)(below, tap), C, q->fx[i], q->fy[i], t + i * C, lanes, sum);
+}
+
+/* Adds the products of `lanes` channels, from c on, to `total`; t: the template of the tile's cells. Two sums, as the processor
+ * adds two at a time. */
+INLINE void
+FN(add_channels)(const PoseCorrelation *p, const FN(View) *q, const REAL *t, int64_t C, int64_t c, int lanes, REAL *total) {
+    const REAL *m = q->map + c;
     REAL even[POSE_LANES] = {0}, odd[POSE_LANES] = {0};
-    if (inside)
-        for (int i = 0; i < POSE_TILE; i += 2) {
-            FN(add_inside)(m + q->pixel[i] * C, right, below, q->fx[i], q->fy[i], t + i * C, lanes, even);
-            FN(add_inside)(m + q->pixel[i + 1] * C, right, below, q->fx[i + 1], q->fy[i + 1], t + (i + 1) * C, lanes, odd);
+    t += c;
+    if (q->place.where == POSE_INSIDE) {
+        const REAL *below = m + C * p->W;
+        for (int i = 0; i < POSE_TILE; i += 4) {
+            FN(add_cell)(q, i, m, below, t, C, lanes, even), FN(add_cell)(q, i + 1, m, below, t, C, lanes, odd);
+            FN(add_cell)(q, i + 2, m, below, t, C, lanes, even), FN(add_cell)(q, i + 3, m, below, t, C, lanes, odd);
         }
-    else
+    } else {
+        const int64_t right = FN(right_of)(p, C), below = FN(below)(p, C);
         for (int i = 0; i < POSE_TILE; i += 2) {
-            FN(add_border)(m + q->pixel[i] * C, right, below, q, i, t + i * C, lanes, even);
-            FN(add_border)(m + q->pixel[i + 1] * C, right, below, q, i + 1, t + (i + 1) * C, lanes, odd);
+            FN(add_border)(m + q->tap[i] * C, right, below, q, i, t + i * C, lanes, even);
+            FN(add_border)(m + q->tap[i + 1] * C, right, below, q, i + 1, t + (i + 1) * C, lanes, odd);
         }
+    }
 #pragma omp simd
     for (int k = 0; k < lanes; k++) total[k] += even[k] + odd[k];
 }
 
-/* Cells i to i + POSE_TILE of all templates. */
-INLINE void
-FN(add_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const REAL *m, int64_t i, int64_t C,
-                     REAL *total) {
-    FN(Taps) q;
-    const REAL *t = (const REAL *)p->t + i * C;
-    const bool inside = a->where == POSE_INSIDE;
-    FN(take_taps)(&q, p, i, a, turn);
-    m += FN(origin_of)(p, a) * C;
-    int64_t c = 0;
-    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(add_channels)(p, &q, inside, m + c, t + c, C, POSE_LANES, total);
-    for (; c < C; c++) FN(add_channels)(p, &q, inside, m + c, t + c, C, 1, total);
+INLINE void FN(add_tiles)(const PoseCorrelation *p, const PoseTurn *turn, const REAL *map, int64_t k, int64_t C, REAL *total) {
+    const int64_t tiles = (p->n_cells[k] + POSE_TILE - 1) / POSE_TILE;
+    FN(View) view[2];
+    for (int64_t j = 0; j <= tiles; j++) {
+        const FN(View) *before = &view[(j + 1) % 2];
+        const REAL *t = (const REAL *)p->t + (k * pose_cells(p) + (j - 1) * POSE_TILE) * C;
+        if (j < tiles) FN(look)(&view[j % 2], p, k, j, turn, map, C, false);
+        if (j == 0 || before->place.where == POSE_OUTSIDE) continue;
+        int64_t c = 0;
+        for (; c + POSE_LANES <= C; c += POSE_LANES) FN(add_channels)(p, before, t, C, c, POSE_LANES, total);
+        for (; c < C; c++) FN(add_channels)(p, before, t, C, c, 1, total);
+    }
 }
 
 CLONES_AVX2 void FN(pose_correlation)(int64_t begin, int64_t end, void *parameters) {
     const PoseCorrelation *p = parameters;
-    const int64_t padded = pose_cells(p), C = p->C;
     for (int64_t n = begin; n < end; n++) {
         const int64_t map = p->map_index[n / p->N], k = p->template_index[n / p->N];
         const PoseTurn turn = FN(turn_of)(p, (const REAL *)p->poses + 3 * n);
         const bool good = turn.finite && map >= 0 && map < p->M && k >= 0 && k < p->K;
-        const int64_t tiles = good ? (p->n_cells[k] + POSE_TILE - 1) / POSE_TILE : 0;
-        const REAL *m = (const REAL *)p->map + (good ? map * p->H * p->W * C : 0);
+        const REAL *m = (const REAL *)p->map + (good ? map * p->H * p->W * p->C : 0);
         REAL total[POSE_LANES] = {0};
-        for (int64_t j = 0; j < tiles; j++) {
-            const int64_t i = k * padded + j * POSE_TILE;
-            const PosePlace a = pose_place(p, p->tile + k * pose_tiles(p) + j, &turn);
-            if (a.where == POSE_OUTSIDE) continue;
-            if (C == POSE_LANES) FN(add_tile)(p, &a, &turn, m, i, POSE_LANES, total);
-            else FN(add_tile)(p, &a, &turn, m, i, C, total);
-        }
+        if (good && p->C == POSE_LANES) FN(add_tiles)(p, &turn, m, k, POSE_LANES, total);
+        else if (good) FN(add_tiles)(p, &turn, m, k, p->C, total);
         ((REAL *)p->scores)[n] = good ? FN(sum_lanes)(total) : (REAL)NAN;
     }
 }

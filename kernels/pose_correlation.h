@@ -55,10 +55,10 @@ typedef struct {
     void *grad_map, *grad_templates, *grad_poses; /* backward: NULL where not wanted, the last two together */
     /* Scratch memory; P = pose_cells() */
     void *x, *y;      /* (K, P) of the valid cells, from the middle of their tile; CUDA: from the origin */
-    void *t;          /* (K, P, C) the template there */
+    void *t;          /* (K, P, C) the template there; CPU: NULL where only templates' and poses' gradients are wanted */
     int32_t *cell;    /* (K, P) of a valid cell i w + j; CUDA: of cell i w + j its place among the valid ones, or -1 */
     int64_t *n_cells; /* (K) */
-    void *cell_grad;  /* backward: (K, P, C); CUDA: (pose_parts(), K, P, C) */
+    void *cell_grad;  /* CUDA, backward: (pose_parts(), K, P, C) */
     PoseTile *tile;   /* CPU: (K, P / POSE_TILE) */
     double *reach;    /* CPU: (K) the farthest valid cell from the origin */
     void *pose_grad;  /* CPU, backward: (R, pose_chunks(), N, 3) */

@@ -30,17 +30,18 @@ INLINE void FN(give_inside)(REAL *top, int64_t top_right, REAL *bottom, int64_t 
 
 /* `lanes` channels, from c on, of a tile inside of the map; taps are counted from pixel `first`. */
 INLINE void
-FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, int64_t first, bool within_band, REAL grad,
+FN(give_channels)(const PoseCorrelation *p, const FN(View) *q, const FN(Band) *band, int64_t first, bool within_band, REAL grad,
                           const REAL *t, int64_t C, int64_t c, int lanes) {
-    const int64_t low = band->low * p->W - first, high = band->high * p->W - first;
+    const int64_t pixel = C * (int64_t)sizeof(REAL), line = p->W * pixel;
+    const int64_t low = band->low * line - first * pixel, high = band->high * line - first * pixel; /* bytes, as taps */
     REAL *map = band->map + first * C + c;
     for (int i = 0; i < POSE_TILE; i++) {
-        const int64_t pixel = q->pixel[i];
+        const int64_t tap = q->tap[i];
         const REAL lower = grad * q->fy[i];
-        REAL *top = map + pixel * C, *bottom = top + p->W * C;
+        REAL *top = (REAL *)((char *)map + tap), *bottom = top + p->W * C;
         int64_t top_right = C, bottom_right = C;
         if (!within_band) {
-            const bool has_top = pixel >= low && pixel < high, has_bottom = pixel + p->W >= low && pixel + p->W < high;
+            const bool has_top = tap >= low && tap < high, has_bottom = tap + line >= low && tap + line < high;
             if (!has_top && !has_bottom) continue;
             if (!has_top) top = band->spare, top_right = POSE_LANES;
             if (!has_bottom) bottom = band->spare, bottom_right = POSE_LANES;
@@ -51,11 +52,11 @@ FN(give_channels)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *b
 
 /* A tile on the map's border. Taps may coincide: one after the other. */
 INLINE void
-FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *band, REAL grad, const REAL *t, int64_t C) {
+FN(give_border)(const PoseCorrelation *p, const FN(View) *q, const FN(Band) *band, REAL grad, const REAL *t, int64_t C) {
     const int64_t right = FN(right_of)(p, C), first = band->low * p->W, end = band->high * p->W;
     for (int i = 0; i < POSE_TILE; i++)
         for (int s = 0; s < 2; s++) {
-            const int64_t pixel = q->pixel[i] + s * p->W;
+            const int64_t pixel = q->tap[i] + s * p->W;
             if (pixel < first || pixel >= end) continue;
             const REAL g = grad * q->wv[s][i], l = g * q->wu[0][i], r = g * q->wu[1][i];
             REAL *o = band->map + pixel * C;
@@ -66,20 +67,18 @@ FN(give_border)(const PoseCorrelation *p, const FN(Taps) *q, const FN(Band) *ban
         }
 }
 
-INLINE void FN(give_tile)(const PoseCorrelation *p, const PosePlace *a, const PoseTurn *turn, const FN(Band) *band, REAL grad,
-                      int64_t i, int64_t C) {
-    FN(Taps) q;
-    const REAL *t = (const REAL *)p->t + i * C;
+INLINE void
+FN(give_tile)(const PoseCorrelation *p, const FN(View) *q, const FN(Band) *band, REAL grad, const REAL *t, int64_t C) {
+    const PosePlace *a = &q->place;
     const bool within_band = a->v - a->about >= (double)band->low && a->v + a->about < (double)(band->high - 1);
-    const int64_t first = FN(origin_of)(p, a);
-    FN(take_taps)(&q, p, i, a, turn);
+    const int64_t first = a->iv * p->W + a->iu;
     if (a->where == POSE_BORDER) {
-        FN(give_border)(p, &q, band, grad, t, C);
+        FN(give_border)(p, q, band, grad, t, C);
         return;
     }
     int64_t c = 0;
-    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(give_channels)(p, &q, band, first, within_band, grad, t, C, c, POSE_LANES);
-    for (; c < C; c++) FN(give_channels)(p, &q, band, first, within_band, grad, t, C, c, 1);
+    for (; c + POSE_LANES <= C; c += POSE_LANES) FN(give_channels)(p, q, band, first, within_band, grad, t, C, c, POSE_LANES);
+    for (; c < C; c++) FN(give_channels)(p, q, band, first, within_band, grad, t, C, c, 1);
 }
 
 /* Whether what is at most `about` rows away from v has taps among the rows [low, high). Beyond the map, with `replicate`, the
@@ -90,14 +89,15 @@ INLINE bool FN(meets)(const PoseCorrelation *p, double v, double about, int64_t 
     return within(end, 0, bottom) > (double)(low - 1) && within(top, 0, bottom) < (double)high;
 }
 
-INLINE void FN(give_pose)(const PoseCorrelation *p, const PoseTurn *turn, int64_t k, REAL grad, const FN(Band) *band) {
-    const int64_t C = p->C, tiles = (p->n_cells[k] + POSE_TILE - 1) / POSE_TILE;
+INLINE void
+FN(give_pose)(const PoseCorrelation *p, const PoseTurn *turn, int64_t k, REAL grad, const FN(Band) *band, int64_t C) {
+    const int64_t tiles = (p->n_cells[k] + POSE_TILE - 1) / POSE_TILE;
+    FN(View) q;
     for (int64_t j = 0; j < tiles; j++) {
-        const int64_t i = k * pose_cells(p) + j * POSE_TILE;
-        const PosePlace a = pose_place(p, p->tile + k * pose_tiles(p) + j, turn);
-        if (a.where == POSE_OUTSIDE || !FN(meets)(p, a.v, a.about, band->low, band->high)) continue;
-        if (C == POSE_LANES) FN(give_tile)(p, &a, turn, band, grad, i, POSE_LANES);
-        else FN(give_tile)(p, &a, turn, band, grad, i, C);
+        q.place = pose_place(p, p->tile + k * pose_tiles(p) + j, turn);
+        if (q.place.where == POSE_OUTSIDE || !FN(meets)(p, q.place.v, q.place.about, band->low, band->high)) continue;
+        FN(take_taps)(&q, p, k, j, turn, band->map, C, false);
+        FN(give_tile)(p, &q, band, grad, (const REAL *)p->t + (k * pose_cells(p) + j * POSE_TILE) * C, C);
     }
 }
 
@@ -118,7 +118,9 @@ CLONES_AVX2 void FN(pose_correlation_map)(int64_t begin, int64_t end, void *para
             for (int64_t n = r * p->N; n < (r + 1) * p->N; n++) {
                 const PoseTurn turn = FN(turn_of)(p, (const REAL *)p->poses + 3 * n);
                 if (!turn.finite || !FN(meets)(p, turn.v, p->reach[k] + 1, low, band.high)) continue;
-                FN(give_pose)(p, &turn, k, ((const REAL *)p->grad)[n], &band);
+                const REAL grad = ((const REAL *)p->grad)[n];
+                if (p->C == POSE_LANES) FN(give_pose)(p, &turn, k, grad, &band, POSE_LANES);
+                else FN(give_pose)(p, &turn, k, grad, &band, p->C);
             }
         }
     }

@@ -278,8 +278,8 @@ static void scores(void) {
     p.scores = numbers(p.N, 4, 0, 0), p.grad = numbers(p.N, 4, -1, 1), p.grad_map = numbers(p.H * p.W * p.C, 4, 0, 0);
     p.grad_templates = numbers(p.C * p.h * p.w, 4, 0, 0), p.grad_poses = numbers(p.N * 3, 4, 0, 0);
     p.x = numbers(pose_cells(&p), 4, 0, 0), p.y = numbers(pose_cells(&p), 4, 0, 0);
-    p.t = numbers(pose_cells(&p) * p.C, 4, 0, 0), p.cell_grad = numbers(pose_cells(&p) * p.C, 4, 0, 0);
-    p.cell = numbers(pose_cells(&p), 4, 0, 0), p.n_cells = numbers(1, 8, 0, 0), p.reach = numbers(1, 8, 0, 0);
+    p.t = numbers(pose_cells(&p) * p.C, 4, 0, 0), p.cell = numbers(pose_cells(&p), 4, 0, 0), p.n_cells = numbers(1, 8, 0, 0),
+    p.reach = numbers(1, 8, 0, 0);
     p.tile = numbers(pose_tiles(&p) * 3, 8, 0, 0), p.pose_grad = numbers(pose_chunks(&p) * p.N * 3, 4, 0, 0);
     pose_correlation_prepare_f32(0, p.K, &p);
     measure("pose_correlation forward", p.N * cells, run_scores, &p);
