@@ -16,7 +16,7 @@ import sweep
 
 METHODS = ("mdps", "dense-search", "retrieval")
 """In this order: the longest first."""
-CITIES = 6
+CITIES = 8
 """The last but one is for validation, the last for the test."""
 HERE = Path(__file__).parent
 

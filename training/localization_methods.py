@@ -116,7 +116,7 @@ class Smoother(Localization):
         """Beliefs of batch shape (B, T) from starts around the truth; the smoothed ones where they are asked for."""
         c, keys = self.c, ops.split_seed(torch.tensor(seed, device=batch.poses.device), 3)
         scene = self._observe(batch)
-        initial = around(batch.poses[:, 0], c.n_first, c.first_metres, c.first_concentration, keys[0])
+        initial = start(batch, c, keys[0])
         if c.backward_start == "true":
             final = around(batch.poses[:, -1], c.n_last, c.first_metres, 1.0, keys[1])
         else:
@@ -232,7 +232,7 @@ class Vectors(Localization):
         filter_ = TruncatedGradientParticleFilter(
             SPACE, GaussianDynamics(), RetrievalLikelihood(map), c.n_particles, posterior_bandwidth=POSTERIOR_BANDWIDTH
         ).to(batch.poses.device)
-        initial = around(batch.poses[:, 0], c.n_first, c.first_metres, c.first_concentration, keys[0])
+        initial = start(batch, c, keys[0])
         belief = filter_(vectors, initial, batch.actions, observed=batch.observed, seed=keys[1]).posterior
         found = _in_windows(self.retrieval, map, list(vectors.unbind(1)), batch, c.window)
         return found | {"filter": estimates_of(belief, batch.poses)}
@@ -265,6 +265,15 @@ def _in_windows(searcher: Any, map: MapFeatures, views: Sequence[Any], batch: Ba
 def _view_loss(scene: Scene, batch: Batch, log_temperatures: Tensor, n: int, seed: int) -> Tensor:
     key = torch.tensor(seed, device=batch.poses.device)
     return pose_loss(scene, batch.poses, n, log_temperatures, side(batch), key).mean()
+
+
+def start(batch: Batch, c: Any, seed: Tensor) -> Tensor:
+    """Particles of the first step, around the true pose or a place near it: otherwise the start's own middle is the answer."""
+    middle, particles = ops.split_seed(seed, 2).unbind()
+    poses = batch.poses[:, 0]
+    error = c.first_offset * (2 * ops.philox_uniform(middle, (len(poses), 2)) - 1)
+    poses = torch.cat([poses[:, :2] + error, poses[:, 2:]], -1)
+    return around(poses, c.n_first, c.first_metres, c.first_concentration, particles)
 
 
 def side(batch: Batch) -> float:

@@ -61,7 +61,7 @@ class Scene(NamedTuple):
 def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor) -> Tensor:
     """-log of the share of the true pose among n others, by temperature * score: what encoders learn from single images.
 
-    Half of the others are anywhere on the map, a quarter within 16 m, and a quarter within 5 m and 0.6 rad of the truth. Dense
+    Half of the others are anywhere on the map or up to 32 m beside it, a quarter within 16 m, and a quarter within 5 m and 0.6 rad of the truth. Dense
     search's loss (`DenseSearch.loss`) compares with all poses of a grid, and takes some hundred times as long.
 
     Args:
@@ -75,7 +75,7 @@ def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side
     B, T, _ = truth.shape
     true = truth.reshape(B * T, 1, 3)
     apart = 2 * ops.philox_uniform(seed, (B * T, n, 3), dtype=truth.dtype) - 1
-    reach = truth.new_tensor([[side / 2, side / 2, math.pi], [16.0, 16.0, math.pi], [5.0, 5.0, 0.6]])
+    reach = truth.new_tensor([[side / 2 + 32, side / 2 + 32, math.pi], [16.0, 16.0, math.pi], [5.0, 5.0, 0.6]])
     kinds = torch.tensor([0, 0, 1, 2], device=truth.device).repeat_interleave(-(-n // 4))[:n]
     poses = apart * reach[kinds] + true * (kinds > 0).unsqueeze(-1)
     scores = scene.scores(torch.cat([true, poses], 1), scene.codes().flatten())
@@ -131,7 +131,7 @@ class OdometryDynamics(nn.Module):
     residual's last number. The network does not see the position: the motion is the same everywhere (the paper lets it see it).
 
     Args:
-        spread: first standard deviations of the noise that is added, metres, metres and radians.
+        spread: first standard deviations of the noise that is added, metres, metres and radians: those of MGL's odometry.
         scale: the largest residual, in the same units.
         reverse: the actions are taken back: of a filter that runs from the end to the start.
         width: width of the layers.
@@ -142,7 +142,7 @@ class OdometryDynamics(nn.Module):
 
     def __init__(
         self,
-        spread: Sequence[float] = (2.0, 2.0, 0.1),
+        spread: Sequence[float] = (4.0, 4.0, 0.15),
         scale: Sequence[float] = (8.0, 8.0, 0.5),
         *,
         reverse: bool = False,
