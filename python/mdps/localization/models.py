@@ -61,8 +61,9 @@ class Scene(NamedTuple):
 def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor) -> Tensor:
     """-log of the share of the true pose among n others, by temperature * score: what encoders learn from single images.
 
-    Half of the others are anywhere on the map or up to 32 m beside it, a quarter within 16 m, and a quarter within 5 m and 0.6 rad of the truth. Dense
-    search's loss (`DenseSearch.loss`) compares with all poses of a grid, and takes some hundred times as long.
+    Half of the others are anywhere on the map or up to 32 m beside it, a quarter within 16 m, and a quarter within 5 m and
+    0.6 rad of the truth. Dense search's loss (`DenseSearch.loss`) compares with all poses of a grid, and takes some hundred
+    times as long.
 
     Args:
         truth: (B, T, 3). n: at least 4.
