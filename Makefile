@@ -1,4 +1,4 @@
-# make demo | test | bench | lint. Each makes .venv when it is missing and installs the package again when sources changed.
+# make demo | demo-localization | test | bench | lint. Each makes .venv when it is missing and installs the package again when sources changed.
 #
 # TORCH is what pip installs: `make test TORCH=torch==2.13.0`, or the path of a wheel.
 # PYTHON is the interpreter that .venv is made from.
@@ -11,11 +11,14 @@ pip := $(python) -m pip install --quiet --disable-pip-version-check --root-user-
 sources := CMakeLists.txt $(shell find csrc kernels ops python -type f -not -path '*/__pycache__/*')
 c_files = $(wildcard csrc/*.[ch] csrc/*.cpp kernels/*.[ch] kernels/*.cu kernels/*.cuh tests/*.cpp tests/emulation/*.*)
 
-.PHONY: demo test bench lint
+.PHONY: demo demo-localization test bench lint
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
 	$(python) training/bearings_only.py demo
+
+demo-localization: .venv/installed
+	$(python) training/localization.py demo
 
 test: .venv/installed
 	$(python) -m pytest -m "not slow"
