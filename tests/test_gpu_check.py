@@ -28,7 +28,8 @@ def run(script, folder, *arguments):
 
 
 def test_stages_run_through(tmp_path):
-    names = ["parity", "derivatives of log_i0", "same bits", "errors", "localization", "operators", "torch", "pairs"]
+    names = ["parity", "derivatives of log_i0", "same bits", "errors", "localization", "map smoother", "operators"]
+    names += ["torch", "pairs"]
     status, output, result = run(TESTS / "gpu/check.py", tmp_path, "--stages", ",".join(names))
     assert status == 0 and result["passed"] is True, output
     assert set(result["stages"]) == set(names) and all(s["ok"] and s["rows"] for s in result["stages"].values())

@@ -287,7 +287,7 @@ def side(batch: Batch) -> float:
 def _smoother_stages(c: Any) -> list[Stage]:
     """The paper's four stages for MGL, or five for KITTI."""
     both, smoothed = {"forward": 0.5, "backward": 0.5}, {"smoothed": 1.0}
-    filters = {"filters": 1e-3, "temperatures": 1e-3, "resampling": 1e-5}
+    filters = {"filters": 1e-3, "temperatures": 1e-2, "resampling": 1e-5}
     encoders = Stage("filters and encoders", filters | {"encoders": 1e-3}, both, c.first_stage_epochs)
     bandwidths = Stage("posterior bandwidths", {"posterior": 1e-2}, both)
     smoother = Stage("smoother", {"smoother": 1e-3, "output": 1e-2}, smoothed)

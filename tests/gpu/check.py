@@ -62,6 +62,7 @@ def plans() -> dict[str, Plan]:
         "memory": Plan("correctness.memory", 40),
         "filter": Plan("filter.stage", 60, alone=True),
         "localization": Plan("localization.stage", 60, alone=True),
+        "map smoother": Plan("map_smoother.stage", 120, alone=True),
         "pairs": Plan("speed.pairs", 60, alone=True),
         "operators": Plan("speed.operators", 90, alone=True),
         "training": Plan("training.stage", 90, alone=True),
