@@ -139,6 +139,7 @@ class OdometryDynamics(nn.Module):
 
     noise_size = 4
     scale: Tensor
+    unit: Tensor
 
     def __init__(
         self,
