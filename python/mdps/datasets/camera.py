@@ -94,9 +94,9 @@ def roll_pitch_yaw(rotation: npt.ArrayLike) -> Array:
 
 def resize(image: np.ndarray, camera: Camera, width: int, height: int) -> tuple[np.ndarray, Camera]:
     """Resize an image (H, W, C) uint8 and its camera to width x height pixels: areas are averaged when it shrinks."""
-    cv2 = opencv()
     if (width, height) == (camera.width, camera.height):
         return image, camera
+    cv2 = opencv()
     shrinks = width * height < camera.width * camera.height
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     return cv2.resize(image, (int(width), int(height)), interpolation=method), camera.scaled(width, height)

@@ -152,7 +152,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
             except DataError as error:
                 logging.getLogger("mdps").warning("image not used: %s", error)
                 blank = np.zeros((frame.camera.height, frame.camera.width, 3), np.uint8)
-                pixels, used = _formatted(blank, frame.camera, self.image)
+                pixels, used = to_format(blank, frame.camera, self.image)
             else:
                 observed[t] = True
             image[t], camera[t] = pixels.transpose(2, 0, 1), used[2:]
@@ -165,7 +165,7 @@ def load_image(frame: Frame, image: ImageFormat) -> tuple[np.ndarray, Camera]:
     Raises:
         DataError: the file is not there, or is no whole image.
     """
-    pixels, camera = _formatted(*read_image(frame.image, frame.camera), image)
+    pixels, camera = to_format(*read_image(frame.image, frame.camera), image)
     return rectify(pixels, camera, frame.roll, frame.pitch), camera
 
 
@@ -213,7 +213,8 @@ def start_worker(worker: int) -> None:
     opencv().setNumThreads(0)
 
 
-def _formatted(pixels: np.ndarray, camera: Camera, image: ImageFormat) -> tuple[np.ndarray, Camera]:
+def to_format(pixels: np.ndarray, camera: Camera, image: ImageFormat) -> tuple[np.ndarray, Camera]:
+    """Bring an image (H, W, C) uint8 and its camera to a format: resized, then cropped or padded with black."""
     if image.focal_length is not None:
         pixels, camera = resize_to_focal_length(pixels, camera, image.focal_length)
     else:

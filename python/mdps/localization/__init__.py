@@ -8,12 +8,14 @@ from .batch import turned as turned
 from .birds_eye import BirdsEyeEncoder as BirdsEyeEncoder
 from .birds_eye import Encoders as Encoders
 from .dense_search import DenseSearch as DenseSearch
+from .errors import RADII as RADII
 from .geometry import SPACE as SPACE
 from .geometry import BirdsEyeView as BirdsEyeView
 from .geometry import Grid as Grid
 from .geometry import MapFeatures as MapFeatures
 from .geometry import align as align
 from .geometry import centred_map as centred_map
+from .localizer import Localizer as Localizer
 from .map_encoder import MapEncoder as MapEncoder
 from .map_smoother import MapSmoother as MapSmoother
 from .models import MapLikelihood as MapLikelihood

@@ -33,7 +33,7 @@ class MapSmoother(nn.Module):
     def __init__(self, encoders: Encoders, n_particles: int = 250, dynamics: Sequence[OdometryDynamics] | None = None) -> None:
         super().__init__()
         self.encoders = encoders
-        forward, backward = (
+        forward_filter, backward_filter = (
             MixtureDensityParticleFilter(
                 SPACE,
                 move,
@@ -47,8 +47,8 @@ class MapSmoother(nn.Module):
             for move, reverse in zip(dynamics or (OdometryDynamics(), OdometryDynamics(reverse=True)), (False, True))
         )
         self.smoother = MixtureDensityParticleSmoother(
-            forward,
-            backward,
+            forward_filter,
+            backward_filter,
             MapSmootherLikelihood(),
             posterior_bandwidth=SMOOTHED_BANDWIDTH,
             minimum_bandwidth=MINIMUM_BANDWIDTH,

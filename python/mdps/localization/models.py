@@ -23,6 +23,8 @@ MINIMUM_WEIGHT = 1e-4
 """Weights of the smoother's network lie in [1e-4, 1]."""
 MINIMUM_LOG_DENSITY = -20.0
 """Log-densities that the smoother's network sees are cut here."""
+NEAR = (1.5, 1.5, 0.1)
+"""Metres and radians: what filters resample with, at first."""
 _ACTION_SCALE = (5.0, 5.0, 0.25)
 """Metres and radians that are one unit for the network that moves poses."""
 
@@ -59,14 +61,14 @@ class Scene(NamedTuple):
 
 
 def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor) -> Tensor:
-    """-log of the share of the true pose among n others, by temperature * score: what encoders learn from single images.
+    """-log of the share of a nearly true pose among n others, by temperature * score: what encoders learn from single images.
 
-    Half of the others are anywhere on the map or up to 32 m beside it, a quarter within 16 m, and a quarter within 5 m and
-    0.6 rad of the truth. Dense search's loss (`DenseSearch.loss`) compares with all poses of a grid, and takes some hundred
-    times as long.
+    It is as near to the truth as particles come, `NEAR` of it: a score that only the very truth has is of no use to a filter.
+    Half of the others, rounded up, are anywhere on the map or up to 32 m beside it, the rest within 16 m of the truth, in any
+    direction. Dense search's loss (`DenseSearch.loss`) compares with all poses of a grid, and takes some hundred times as long.
 
     Args:
-        truth: (B, T, 3). n: at least 4.
+        truth: (B, T, 3). n: at least 1.
         log_temperature: (), or (H) for as many losses, which are averaged.
         side: of the map in metres. seed: int64 ().
 
@@ -74,12 +76,13 @@ def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side
         (B, T), in nats: log(n + 1) if all are equally likely.
     """
     B, T, _ = truth.shape
-    true = truth.reshape(B * T, 1, 3)
-    apart = 2 * ops.philox_uniform(seed, (B * T, n, 3), dtype=truth.dtype) - 1
-    reach = truth.new_tensor([[side / 2 + 32, side / 2 + 32, math.pi], [16.0, 16.0, math.pi], [5.0, 5.0, 0.6]])
-    kinds = torch.tensor([0, 0, 1, 2], device=truth.device).repeat_interleave(-(-n // 4))[:n]
-    poses = apart * reach[kinds] + true * (kinds > 0).unsqueeze(-1)
-    scores = scene.scores(torch.cat([true, poses], 1), scene.codes().flatten())
+    true, (near_seed, far_seed) = truth.reshape(B * T, 1, 3), ops.split_seed(seed, 2).unbind()
+    near = true + truth.new_tensor(NEAR) * ops.philox_normal(near_seed, (B * T, 1, 3), dtype=truth.dtype)
+    apart = 2 * ops.philox_uniform(far_seed, (B * T, n, 3), dtype=truth.dtype) - 1
+    reach = truth.new_tensor([[side / 2 + 32, side / 2 + 32, math.pi], [16.0, 16.0, math.pi]])
+    around = (torch.arange(n, device=truth.device) * 2 >= n).long()  # half 0, half 1
+    others = apart * reach[around] + true * around.unsqueeze(-1)
+    scores = scene.scores(torch.cat([near, others], 1), scene.codes().flatten())
     logits = log_temperature.exp().view(-1, 1, 1) * scores
     return -logits.log_softmax(-1)[..., 0].mean(0).view(B, T)
 
