@@ -5,8 +5,8 @@
     python training/localization.py evaluate RUN                             # a finished run again
     python training/localization_figures.py FOLDER                           # figures and tables of results
 
-A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures and a
-TensorBoard log. The same command on a folder that holds an unfinished run goes on with it.
+A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures, a TensorBoard
+log, and of a smoother localizer.pt, for `mdps.localization.Localizer.load`. The same command on a folder that holds an unfinished run goes on with it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mdps import Mixture
 from mdps.datasets import DataError, ImageFormat, KittiDataModule, MapillaryDataModule
-from mdps.localization import SPACE, errors, to_batch, turned
+from mdps.localization import SPACE, Localizer, errors, to_batch, turned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +196,8 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     with staged.quiet():
         staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
+    if isinstance(model, Smoother):
+        Localizer(model.model, long.source.image).save(folder / "localizer.pt")
     seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
     cost = figures.Training(seconds / 3600, staged.peak_memory_mb(), staged.versions()["machine"], n_parameters)
     results = _finish(model, long, folder, folder / "results", command, cost)
