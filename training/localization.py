@@ -6,8 +6,8 @@
     python training/localization_figures.py FOLDER                           # figures and tables of results
 
 A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures, a TensorBoard
-log, and of a smoother localizer.pt, for `mdps.localization.Localizer.load`. The same command on a folder that holds an unfinished
-run goes on with it.
+log, and of a smoother localizer.pt, for `mdps.localization.Localizer.load`. The same command on a folder that holds an
+unfinished run goes on with it.
 """
 
 import argparse
