@@ -328,6 +328,8 @@ def test_files_that_are_none(tmp_path, monkeypatch):
         refused("changed.pt", "what it holds does not fit together")
         torch.save({k: v for k, v in good.items() if k != name}, "changed.pt")
         refused("changed.pt", "what it holds does not fit together")
+    with pytest.raises(RuntimeError, match="device"):
+        Localizer.load("good.pt", "nowhere")
     torch.save(good | {"groups": good["groups"] | {"ways": ("road",)}}, "changed.pt")
     refused("changed.pt", "expected the 10 ways")
 

@@ -146,11 +146,13 @@ class Localizer:
             raise DataError(f"{path}: expected a file of format {_FORMAT!r}, that Localizer.save wrote, got {found!r}")
         check_groups(content.get("groups"), path)
         try:
-            return _build(content, torch.device(device))
+            localizer = _build(content)
         except ImportError:
             raise
         except Exception as error:  # what a file says can be wrong in any way
             raise DataError(f"{path}: what it holds does not fit together: {_line(error)}") from None
+        localizer.model.to(device)
+        return localizer
 
     # ---- Online ---------------------------------------------------------------------------------------------------------
 
@@ -341,12 +343,12 @@ class Localizer:
         return next(self.model.parameters()).device
 
 
-def _build(content: Mapping[str, Any], device: torch.device) -> Localizer:
+def _build(content: Mapping[str, Any]) -> Localizer:
     sizes = EncoderSizes(**(content["sizes"] | {"grid": Grid(*content["sizes"]["grid"])}))
     dynamics = [OdometryDynamics(reverse=reverse, **given) for given, reverse in zip(content["dynamics"], (False, True))]
     model = MapSmoother(Encoders(sizes), content["n_particles"], dynamics)
     model.load_state_dict(content["state_dict"])
-    return Localizer(model.to(device), ImageFormat(*content["image"]))
+    return Localizer(model, ImageFormat(*content["image"]))
 
 
 def _options(dynamics: Any) -> dict[str, Any]:
