@@ -19,8 +19,9 @@ from .. import ops
 from ..networks import ParticleNetwork
 from .geometry import BirdsEyeView, Grid, MapFeatures
 
-MINIMUM_WEIGHT = 1e-4
-"""Weights of the smoother's network lie in [1e-4, 1]."""
+MINIMUM_WEIGHT = 1e-8
+"""Weights of the smoother's network lie in [1e-8, 1]. The paper has 1e-4: divided by q, the least weight of a lone particle, as
+there are many where a filter starts anywhere, is then more than the truth has."""
 MINIMUM_LOG_DENSITY = -20.0
 """Log-densities that the smoother's network sees are cut here."""
 NEAR = (1.5, 1.5, 0.1)
@@ -196,7 +197,7 @@ class MapLikelihood(SceneModel):
 class MapSmootherLikelihood(SceneModel):
     """The measurement model of the smoother (protocol `mdps.SmootherLikelihood`).
 
-    log of a weight in [1e-4, 1]: four layers with PReLU on (temperature * score, log m_f, log m_b).
+    log of a weight in [1e-8, 1]: four layers with PReLU on (temperature * score, log m_f, log m_b).
 
     Args:
         temperature: before training.
