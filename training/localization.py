@@ -28,7 +28,7 @@ import localization_panels as panels
 import staged
 import torch
 from configuration import ConfigurationError, option
-from localization_methods import METHODS, Localization, Smoother, stages
+from localization_methods import METHODS, Localization, Smoother, odometry_noise, stages
 from staged import mix
 from torch.utils.data import DataLoader, Subset
 
@@ -52,6 +52,12 @@ class Configuration:
     length: int = option(10, "steps of the sequences that the encoders learn from", minimum=2)
     long_length: int = option(100, "steps of the sequences of later stages and of the test", minimum=2)
     crop: float = option(0.0, "side of the map in metres; 0: 400 for sequences of up to 10 steps, else 1228", minimum=0.0)
+    odometry_metres: float = option(
+        -1.0, "largest error of a position that odometry is made from, metres; -1: 5 for MGL, 1 for KITTI", minimum=-1.0
+    )
+    odometry_degrees: float = option(
+        -1.0, "largest error of a turn of odometry, degrees; -1: 15 for MGL, 10 for KITTI", minimum=-1.0
+    )
     n_training: int = option(0, "training sequences at most; 0: all", minimum=0)
     n_validation: int = option(200, "validation sequences at most", minimum=1)
     n_test: int = option(1000, "test sequences at most", minimum=1)
@@ -97,7 +103,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "networks": "small", "long_length": 10, "crop": 192.0, "n_validation": 24, "n_test": 40, "batch_size": 2,
         "view_epochs": 6, "first_stage_epochs": 1, "max_epochs": 1, "n_test_rotations": 64, "training_window": 64.0,
-        "window": 128.0, "first_metres": 25.0, "first_offset": 25.0, "n_workers": 0,
+        "window": 128.0, "first_metres": 25.0, "first_offset": 25.0, "odometry_metres": 1.0, "odometry_degrees": 10.0,
+        "n_workers": 0,
     },
 }  # fmt: skip
 
@@ -114,7 +121,7 @@ class Data(L.LightningDataModule):
         self.c = c
         options: dict[str, Any] = {
             "length": length, "crop_metres": c.crop or None, "batch_size": c.batch_size, "n_workers": c.n_workers,
-            "seed": c.seed,
+            "seed": c.seed, "noise": odometry_noise(c),
         }  # fmt: skip
         if c.networks == "small":
             options["image"] = ImageFormat(128, 128) if c.layout == "mgl" else ImageFormat(224, 80, 128.0)

@@ -17,6 +17,8 @@ from staged import Stage
 from torch import Tensor, nn
 
 from mdps import Mixture, TruncatedGradientParticleFilter, ops
+from mdps.datasets import OdometryNoise
+from mdps.datasets.odometry import KITTI_NOISE, MAPILLARY_NOISE
 from mdps.localization import (
     FULL,
     SMALL,
@@ -27,6 +29,7 @@ from mdps.localization import (
     MapEncoder,
     MapFeatures,
     MapSmoother,
+    OdometryDynamics,
     Scene,
     anywhere,
     around,
@@ -97,7 +100,10 @@ class Smoother(Localization):
     def __init__(self, c: Any) -> None:
         super().__init__()
         self.c = c
-        self.model = MapSmoother(Encoders(SIZES[c.networks], pretrained=c.pretrained), c.n_particles)
+        noise = odometry_noise(c)
+        position, turn = max(noise.metres * (2 / 3) ** 0.5, 0.1), max(math.radians(noise.degrees) / 3**0.5, 0.01)
+        dynamics = [OdometryDynamics((position, position, turn), reverse=reverse) for reverse in (False, True)]
+        self.model = MapSmoother(Encoders(SIZES[c.networks], pretrained=c.pretrained), c.n_particles, dynamics)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         s = self.model.smoother
@@ -274,6 +280,13 @@ def start(batch: Batch, c: Any, seed: Tensor) -> Tensor:
     error = c.first_offset * (2 * ops.philox_uniform(middle, (len(poses), 2)) - 1)
     poses = torch.cat([poses[:, :2] + error, poses[:, 2:]], -1)
     return around(poses, c.n_first, c.first_metres, c.first_concentration, particles)
+
+
+def odometry_noise(c: Any) -> OdometryNoise:
+    """The configuration's, or the data's own."""
+    own = KITTI_NOISE if c.layout == "kitti" else MAPILLARY_NOISE
+    metres = own.metres if c.odometry_metres < 0 else c.odometry_metres
+    return OdometryNoise(metres, own.degrees if c.odometry_degrees < 0 else c.odometry_degrees)
 
 
 def side(batch: Batch) -> float:

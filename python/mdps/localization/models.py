@@ -24,6 +24,8 @@ MINIMUM_WEIGHT = 1e-8
 there are many where a filter starts anywhere, is then more than the truth has."""
 MINIMUM_LOG_DENSITY = -20.0
 """Log-densities that the smoother's network sees are cut here."""
+_FIRST_OFFSET = 10.0
+"""Of the smoother's logits: about what the log-densities add up to, at the truth, in nats per m^2 rad, is taken back."""
 NEAR = (1.5, 1.5, 0.1)
 """Metres and radians: what filters resample with, at first."""
 _ACTION_SCALE = (5.0, 5.0, 0.25)
@@ -197,7 +199,9 @@ class MapLikelihood(SceneModel):
 class MapSmootherLikelihood(SceneModel):
     """The measurement model of the smoother (protocol `mdps.SmootherLikelihood`).
 
-    log of a weight in [1e-8, 1]: four layers with PReLU on (temperature * score, log m_f, log m_b).
+    log of a weight in [1e-8, 1], by a sigmoid on a weighted sum of (temperature * score, log m_f, log m_b) and on four layers
+    with PReLU that see the same. The sum, which the paper has not, begins with weights of 1: with true models that would be
+    the answer, and training has less far to go.
 
     Args:
         temperature: before training.
@@ -207,15 +211,20 @@ class MapSmootherLikelihood(SceneModel):
     def __init__(self, temperature: float = 5.0, width: int = 64) -> None:
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        self.sum = nn.Parameter(torch.ones(3))
         layers: list[nn.Module] = []
         for n in (3, width, width):
             layers += [nn.Linear(n, width), nn.PReLU()]
-        self.network = nn.Sequential(*layers, nn.Linear(width, 1))
+        last = nn.Linear(width, 1)
+        self.network = nn.Sequential(*layers, last)
+        with torch.no_grad():
+            last.weight.mul_(0.1)
+            last.bias.fill_(_FIRST_OFFSET)
 
     def forward(self, particles: Tensor, codes: Tensor, log_forward: Tensor, log_backward: Tensor) -> Tensor:
         """particles (B, M, 3), codes (B) of `Scene.codes`, log m_f and log m_b (B, M) -> log-likelihoods (B, M)."""
         score = self.log_temperature.exp() * self.seen(particles, codes)
         densities = torch.stack([log_forward, log_backward], -1).clamp(min=MINIMUM_LOG_DENSITY)
-        inputs = torch.cat([score.unsqueeze(-1), densities / 5], -1)
-        weight = torch.sigmoid(self.network(inputs).squeeze(-1))
+        inputs = torch.cat([score.unsqueeze(-1), densities], -1)
+        weight = torch.sigmoid(inputs @ self.sum + self.network(inputs / 5).squeeze(-1))
         return torch.log(MINIMUM_WEIGHT + (1 - MINIMUM_WEIGHT) * weight)
