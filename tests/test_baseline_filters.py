@@ -43,6 +43,30 @@ def test_against_kalman(kind, training):
     within(beliefs.log_evidence.double(), evidence, bias=2 * bias)
 
 
+@pytest.mark.parametrize("kind", ["truncated", "soft"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("first", [64, 1024])
+@torch.no_grad()
+def test_another_number_of_first_particles_against_kalman(kind, training, first):
+    m, B, N, T = model(2), 64, 256, 4
+    y = simulate(m, T)
+    cls, own = KINDS[kind]
+    f = cls(names(2), LinearDynamics(m), GaussianLikelihood(m), N, **own).train(training)
+    beliefs = f(y.float().expand(B, T, -1), stationary(m, B, first), seed=torch.tensor(3))
+    _, filtered, evidence = kalman(m, y)
+    within(beliefs.posterior.mean.double(), filtered.means, bias=4 / first)
+    within(beliefs.log_evidence.double(), evidence, bias=8 / first)
+    assert beliefs.posterior.means.shape == (B, T, max(first, N), 2)
+    dead = beliefs.posterior.log_weights == -math.inf
+    assert dead[:, 0, first:].all() and dead[:, 1:, N:].all() and not dead[:, 0, :first].any() and not dead[:, 1:, :N].any()
+
+
+@pytest.mark.parametrize("kind", ["concrete", "transport"])
+def test_kinds_that_take_their_own_number_only(kind):
+    with pytest.raises(ValueError, match=r"initial: expected shape \(B, N, D\) with N = 7 and D = 3, got \(4, 8, 3\)"):
+        make(kind)(**pose_data(N=8))
+
+
 # ---- What each kind draws, and its gradients ----------------------------------------------------------------------------
 
 
