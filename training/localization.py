@@ -206,8 +206,12 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
     if isinstance(model, Smoother):
         Localizer(model.model, long.source.image).save(folder / "localizer.pt")
-    seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
-    cost = figures.Training(seconds / 3600, staged.peak_memory_mb(), staged.versions()["machine"], n_parameters)
+    ends = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
+    for end in ends:
+        memory = f"{end['peak_memory_mb']} MB" + (f", GPU {end['peak_gpu_memory_mb']} MB" if end["peak_gpu_memory_mb"] else "")
+        print(f"{end['name']:30s} {end['epochs']:4d} epochs  {staged.duration(end['seconds']):>8s}  {memory}")
+    seconds, memory = (f(end[key] for end in ends) for f, key in ((sum, "seconds"), (max, "peak_memory_mb")))
+    cost = figures.Training(seconds / 3600, memory, staged.versions()["machine"], n_parameters)
     results = _finish(model, long, folder, folder / "results", command, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
