@@ -209,4 +209,4 @@ def _refuse_scheme(options: dict[str, Any]) -> None:
 
 
 def _chosen(states: Tensor, ancestors: Tensor) -> Tensor:
-    return states.gather(1, ancestors.unsqueeze(-1).expand_as(states))
+    return states.gather(1, ancestors.unsqueeze(-1).expand(-1, -1, states.size(-1)))
