@@ -117,14 +117,25 @@ class Data(L.LightningDataModule):
         }  # fmt: skip
         if c.networks == "small":
             options["image"] = ImageFormat(128, 128) if c.layout == "mgl" else ImageFormat(224, 80, 128.0)
-        if c.layout == "kitti":
-            self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
-        else:
-            self.source = MapillaryDataModule(c.data, scenes=_scenes(c), **options)
-        self.source.setup()
+        try:
+            if c.layout == "kitti":
+                self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
+            else:
+                self.source = MapillaryDataModule(c.data, scenes=_scenes(c), **options)
+            self.source.setup()
+        except ValueError as error:  # the data's, or an option that does not fit them
+            raise ConfigurationError(str(error)) from None
         if c.n_training:
             train = self.source.train
             train.sequences = [train.sequences[i] for i in staged.spread(len(train), c.n_training)]
+
+    def check(self, *parts: str) -> None:
+        """Raise ConfigurationError where train, val or test has no sequence."""
+        for part in parts:
+            if not len(getattr(self.source, part)):
+                raise ConfigurationError(
+                    f"data: expected {self.c.data} to have sequences of {self.source.length} images for {part}, found none"
+                )
 
     def train_dataloader(self):
         return self.source.train_dataloader()
@@ -184,11 +195,16 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     """Train in a folder, or go on there; then evaluate on the test sequences."""
     started = time.monotonic()
     torch.set_num_threads(c.threads)
-    _open_folder(c, folder)
+    _refuse_another(c, folder)
     short, long = Data(c, c.length), Data(c, c.long_length)
+    short.check("train", "val")
+    long.check("train", "val", "test")
     model, each = build(c), stages(c)
     if c.start:
-        model.load_state_dict(_checkpoint(Path(c.start))["state_dict"])
+        model.load_state_dict(_weights_to_start_from(c))
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration.write_yaml(folder / "configuration.yaml", c)
+    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
     n_parameters = sum(p.numel() for p in model.parameters())
     sizes = ", ".join(f"{len(part)} {name}" for part, name in zip(long.source.splits, ("training", "validation", "test")))
     print(f"{c.method}: {n_parameters} parameters; sequences of {c.long_length}: {sizes}; run folder: {folder}")
@@ -210,8 +226,10 @@ def run_evaluation(folder: Path, changes: dict[str, Any], command: str) -> list[
     torch.set_num_threads(c.threads)
     model = build(c)
     model.load_state_dict(saved["state_dict"])
+    data = Data(c, c.long_length)
+    data.check("test")
     name = "_".join(f"{k}_{Path(str(v)).name}" for k, v in sorted(changes.items())) or "again"
-    return _finish(model, Data(c, c.long_length), folder, folder / "evaluations" / name, command, None)
+    return _finish(model, data, folder, folder / "evaluations" / name, command, None)
 
 
 def _checkpoint(folder: Path) -> dict[str, Any]:
@@ -219,6 +237,16 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _weights_to_start_from(c: Configuration) -> dict[str, torch.Tensor]:
+    saved = _checkpoint(Path(c.start))
+    for name in ("method", "networks"):
+        if saved["configuration"][name] != getattr(c, name):
+            raise ConfigurationError(
+                f"start: expected a run with {name} {getattr(c, name)}, got {c.start} with {saved['configuration'][name]}"
+            )
+    return saved["state_dict"]
 
 
 def _finish(
@@ -267,7 +295,8 @@ def _draw_trajectories(model: Smoother, data: Data, folder: Path, n: int = 3) ->
     figures.save_figures({"dynamics": dynamics.draw_dynamics(spread)}, folder)
 
 
-def _open_folder(c: Configuration, folder: Path) -> None:
+def _refuse_another(c: Configuration, folder: Path) -> None:
+    """Raise where the folder holds a run of another configuration."""
     file = folder / "configuration.yaml"
     if file.exists():
         before = configuration.make(Configuration, configuration.read_yaml(file))
@@ -277,9 +306,6 @@ def _open_folder(c: Configuration, folder: Path) -> None:
                 f"output: {folder} holds a run with another {', '.join(changed)}; "
                 "expected the same configuration, or another --output"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    configuration.write_yaml(file, c)
-    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -248,6 +248,7 @@ class _Trunk(nn.Module):
     def __init__(self, encoder: ImageEncoder) -> None:
         super().__init__()
         self.encoder = encoder
+        encoder.scales = nn.Identity()  # no depth is asked for, and what is not used would not learn
 
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder(images, images.new_zeros(len(images), 4))[0]

@@ -105,7 +105,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         self.sequences = [run for run, is_inside in zip(sequences, fits) if is_inside]
         self.left_out = [run for run, is_inside in zip(sequences, fits) if not is_inside]
         self.maps, self.image, self.crop_metres, self.noise, self.seed = dict(maps), image, crop_metres, noise, seed
-        self.has_shifts = bool(self.sequences) and all(frame.shift is not None for run in self.sequences for frame in run.frames)
+        self.has_shifts = bool(self.sequences) and all(f.shift is not None for run in self.sequences for f in run.frames)
 
     def __len__(self) -> int:
         return len(self.sequences)
