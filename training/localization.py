@@ -27,7 +27,7 @@ import localization_panels as panels
 import staged
 import torch
 from configuration import ConfigurationError, option
-from localization_methods import METHODS, Localization, Smoother, stages, starts
+from localization_methods import METHODS, Localization, Smoother, stages
 from staged import mix
 from torch.utils.data import DataLoader, Subset
 
@@ -256,7 +256,7 @@ def _finish(
     c = model.c
     found = evaluate(model, data, c.seed)
     about = {"versions": staged.versions(), "data": {"path": c.data, "fingerprint": data.source.fingerprint}}
-    about["data"] |= starts(c, data.source.test.has_shifts)
+    about["data"] |= model.starts(data.source.test.has_shifts)
     summaries = {name: errors.summarize(estimates) for name, estimates in found.items()}
     any_ = next(iter(found.values()))
     chance = errors.guesses(any_.truth, data.source.crop_metres, any_.counted, torch.Generator().manual_seed(0))

@@ -58,6 +58,9 @@ class Method:
 class Localization(nn.Module):
     """What training and evaluation need of a method's model."""
 
+    c: Any
+    """The configuration."""
+
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by what the stages call them; every parameter is in one group."""
         raise NotImplementedError
@@ -73,6 +76,11 @@ class Localization(nn.Module):
     def titles(self) -> dict[str, tuple[str, str]]:
         """Title and name, in figures, of each of its beliefs."""
         raise NotImplementedError
+
+    def starts(self, fixed: bool) -> dict[str, str]:
+        """What results say of where filters start; fixed: from errors that the data's lists name."""
+        forward = "the errors that KITTI's lists name" if fixed else f"up to {self.c.first_offset:g} m east and north"
+        return {"start off the truth by": forward, "backward start": self.c.backward_start}
 
     @staticmethod
     def losses_together(
@@ -280,12 +288,6 @@ def start(batch: Batch, c: Any, seed: Tensor) -> Tensor:
         error = c.first_offset * (2 * ops.philox_uniform(middle, (len(poses), 2)) - 1)
         guess = torch.cat([poses[:, :2] + error, poses[:, 2:]], -1)
     return around(guess, c.n_first, c.first_metres, c.first_concentration, particles)
-
-
-def starts(c: Any, fixed: bool) -> dict[str, str]:
-    """What results say of where filters start; fixed: from the errors that the data's lists name."""
-    forward = "the errors that KITTI's lists name" if fixed else f"up to {c.first_offset:g} m east and north"
-    return {"start off the truth by": forward, "backward start": c.backward_start}
 
 
 def side(batch: Batch) -> float:
