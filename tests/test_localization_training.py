@@ -1,5 +1,6 @@
 """The training program of the localization experiment on tiny scenes and networks: stages, resume, errors, the demo."""
 
+import json
 import math
 import sys
 
@@ -83,7 +84,8 @@ def test_every_method_trains_to_a_table(method, scenes, tmp_path, request, capsy
     assert {r.method for r in results} == METHODS_OF[method] | {"chance"}
     n = len(stages(tiny.configured(method=method)))
     assert n == {"mdps": 5, "dense-search": 2, "retrieval": 1}[method]
-    assert len(list((tmp_path / "run").glob("stage_*/finished.json"))) == n
+    done = [json.loads(p.read_text()) for p in (tmp_path / "run").glob("stage_*/finished.json")]
+    assert len(done) == n and all(stage["memory_mb"] > 0 for stage in done)
     for r in results:
         assert (r.summary["sequences"], r.summary["steps"]) == (2, 8)
         assert r.training is None if r.method == "chance" else r.training.parameters > 0
@@ -163,6 +165,17 @@ def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_pat
     for (name, x), y in zip(tiny.weights(finished).items(), tiny.weights(tmp_path).values(), strict=True):
         assert torch.equal(x, y), name
     assert tiny.summaries(finished) == tiny.summaries(tmp_path)
+
+
+def test_memory_is_counted_for_each_stage():
+    staged.forget_peak_memory()
+    before = staged.memory_mb()["memory_mb"]
+    torch.ones(50_000_000)  # 200 MB, for a moment
+    during = staged.memory_mb()["memory_mb"]
+    staged.forget_peak_memory()
+    after = staged.memory_mb()["memory_mb"]
+    assert during > before + 150 and staged.peak_memory_mb() >= during
+    assert after < during - 150
 
 
 def test_another_evaluation_has_its_own_folder(finished):

@@ -212,8 +212,12 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     with staged.quiet():
         staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
-    seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
-    cost = figures.Training(seconds / 3600, staged.peak_memory_mb(), staged.versions()["machine"], n_parameters)
+    done = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
+    for stage in done:
+        gpu = f", {stage['gpu_memory_mb']} MB on the GPU" if "gpu_memory_mb" in stage else ""
+        print(f"{stage['name']}: {stage['epochs']} epochs, {staged.duration(stage['seconds'])}, {stage['memory_mb']} MB{gpu}")
+    seconds, memory = sum(stage["seconds"] for stage in done), max(stage["memory_mb"] for stage in done)
+    cost = figures.Training(seconds / 3600, memory, staged.versions()["machine"], n_parameters)
     results = _finish(model, long, folder, folder / "results", command, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -418,6 +418,7 @@ def _train_stage(
         num_sanity_val_steps=0,
         log_every_n_steps=10,
     )
+    forget_peak_memory()
     with _interruptible(trainer):
         trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
     for place, run in zip(places, end.runs):
@@ -425,6 +426,7 @@ def _train_stage(
             raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
+        numbers |= memory_mb()
         if trainer.is_global_zero:
             write_whole(place / "finished.json", json.dumps(numbers, indent=2))
 
@@ -495,8 +497,31 @@ def versions() -> dict[str, str]:
     }
 
 
+_EARLIER_PEAKS = [0]
+"""In MB, before each call of `forget_peak_memory`."""
+
+
 def peak_memory_mb() -> int:
     """The most memory that this process has had; getrusage would count that of the process which started it."""
+    return max(*_EARLIER_PEAKS, _recent_peak_mb())
+
+
+def forget_peak_memory() -> None:
+    """From here on `memory_mb` counts anew; where the system does not allow it, from the start of the process."""
+    _EARLIER_PEAKS.append(_recent_peak_mb())
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory_mb() -> dict[str, int]:
+    """The most memory since `forget_peak_memory`: of this process, and of tensors on the GPU where one is used."""
+    gpu = {"gpu_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20)} if torch.cuda.is_initialized() else {}
+    return {"memory_mb": _recent_peak_mb()} | gpu
+
+
+def _recent_peak_mb() -> int:
     status = Path("/proc/self/status").read_text()
     return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
 
