@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -359,3 +360,15 @@ def test_commands_of_the_demo(tmp_path):
         tiny.configuration.make(localization.Configuration, preset)
     city = localization_demo._city(5, tmp_path / "cities")
     assert city.command[2:] == ("--out", str(tmp_path / "cities"), "--seed", "5")
+
+
+def test_commands_of_the_description():
+    """Every command of LOCALIZATION.md has options that there are."""
+    text = (Path(localization.__file__).parent / "LOCALIZATION.md").read_text()
+    commands = [line.split("#")[0].split()[2:] for line in text.splitlines() if line.startswith("python training/localization.py")]
+    assert len(commands) > 7
+    for command in commands:
+        given = vars(localization._parser().parse_args(command))
+        if given.pop("command") == "train":
+            options = {k: v for k, v in given.items() if k not in ("preset", "config", "output")}
+            tiny.configuration.make(localization.Configuration, localization.PRESETS[given["preset"]], options)

@@ -212,12 +212,8 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     with staged.quiet():
         staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
-    done = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
-    for stage in done:
-        gpu = f", {stage['gpu_memory_mb']} MB on the GPU" if "gpu_memory_mb" in stage else ""
-        print(f"{stage['name']}: {stage['epochs']} epochs, {staged.duration(stage['seconds'])}, {stage['memory_mb']} MB{gpu}")
-    seconds, memory = sum(stage["seconds"] for stage in done), max(stage["memory_mb"] for stage in done)
-    cost = figures.Training(seconds / 3600, memory, staged.versions()["machine"], n_parameters)
+    seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
+    cost = figures.Training(seconds / 3600, _tell_stages(folder), staged.versions()["machine"], n_parameters)
     results = _finish(model, long, folder, folder / "results", command, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
@@ -241,6 +237,15 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _tell_stages(folder: Path) -> int:
+    """Print how long each stage took and its memory; return the most of these, in MB."""
+    done = [json.loads(path.read_text()) for path in sorted(folder.glob("stage_*/finished.json"))]
+    for stage in done:
+        gpu = f", {stage['gpu_memory_mb']} MB on the GPU" if "gpu_memory_mb" in stage else ""
+        print(f"{stage['name']}: {stage['epochs']} epochs, {staged.duration(stage['seconds'])}, {stage['memory_mb']} MB{gpu}")
+    return max(stage["memory_mb"] for stage in done)
 
 
 def _weights_to_start_from(c: Configuration) -> dict[str, torch.Tensor]:
