@@ -195,3 +195,14 @@ def test_options_are_checked():
         cls = KINDS[kind][0]
         with pytest.raises(ValueError, match=words):
             cls(POSE, Drift(), Distance(), 7, **options)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "soft"])
+@pytest.mark.parametrize("n_first", [4, 12])
+def test_the_first_step_may_have_another_number_of_particles(kind, n_first):
+    """Later steps draw 7 of them; with gradients."""
+    initial = torch.randn(2, n_first, 3).requires_grad_()
+    belief = make(kind).train()(torch.randn(2, 5, 3), initial, seed=torch.tensor(1)).posterior
+    assert belief.means.shape[-2] == max(n_first, 7)
+    belief.log_prob(torch.zeros(2, 5, 3)).sum().backward()
+    assert initial.grad.isfinite().all()

@@ -244,9 +244,8 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
     }
     if seconds is not None:
         record["seconds_of_this_call"] = seconds
+        record["peak_memory_mb"] = staged.peak_memory_mb()
         record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
-        peaks = [stage.get("peak_memory_mb", 0) for stage in record["stages"]]  # not there in runs of earlier versions
-        record["peak_memory_mb"] = max(staged.peak_memory_mb(), *peaks)
     (folder / name).write_text(json.dumps(record, indent=2))
     print("\n" + table(results) + "\n")
     place = folder if seconds is not None else folder / Path(name).stem

@@ -125,14 +125,25 @@ class Data(L.LightningDataModule):
         }  # fmt: skip
         if c.networks == "small":
             options["image"] = ImageFormat(128, 128) if c.layout == "mgl" else ImageFormat(224, 80, 128.0)
-        if c.layout == "kitti":
-            self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
-        else:
-            self.source = MapillaryDataModule(c.data, scenes=_scenes(c), **options)
-        self.source.setup()
+        try:
+            if c.layout == "kitti":
+                self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
+            else:
+                self.source = MapillaryDataModule(c.data, scenes=_scenes(c), **options)
+            self.source.setup()
+        except ValueError as error:  # the data's, or an option that does not fit them
+            raise ConfigurationError(str(error)) from None
         if c.n_training:
             train = self.source.train
             train.sequences = [train.sequences[i] for i in staged.spread(len(train), c.n_training)]
+
+    def check(self, *parts: str) -> None:
+        """Raise ConfigurationError where train, val or test has no sequence."""
+        for part in parts:
+            if not len(getattr(self.source, part)):
+                raise ConfigurationError(
+                    f"data: expected {self.c.data} to have sequences of {self.source.length} images for {part}, found none"
+                )
 
     def train_dataloader(self):
         return self.source.train_dataloader()
@@ -192,11 +203,16 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     """Train in a folder, or go on there; then evaluate on the test sequences."""
     started = time.monotonic()
     torch.set_num_threads(c.threads)
-    _open_folder(c, folder)
+    _refuse_another(c, folder)
     short, long = Data(c, c.length), Data(c, c.long_length)
+    short.check("train", "val")
+    long.check("train", "val", "test")
     model, each = build(c), stages(c)
     if c.start:
-        model.load_state_dict(_checkpoint(Path(c.start))["state_dict"])
+        model.load_state_dict(_weights_to_start_from(c))
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration.write_yaml(folder / "configuration.yaml", c)
+    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
     n_parameters = sum(p.numel() for p in model.parameters())
     sizes = ", ".join(f"{len(part)} {name}" for part, name in zip(long.source.splits, ("training", "validation", "test")))
     print(f"{c.method}: {n_parameters} parameters; sequences of {c.long_length}: {sizes}; run folder: {folder}")
@@ -206,12 +222,8 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
     if isinstance(model, Smoother):
         Localizer(model.model, long.source.image).save(folder / "localizer.pt")
-    ends = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
-    for end in ends:
-        memory = f"{end['peak_memory_mb']} MB" + (f", GPU {end['peak_gpu_memory_mb']} MB" if end["peak_gpu_memory_mb"] else "")
-        print(f"{end['name']:30s} {end['epochs']:4d} epochs  {staged.duration(end['seconds']):>8s}  {memory}")
-    seconds, memory = (f(end[key] for end in ends) for f, key in ((sum, "seconds"), (max, "peak_memory_mb")))
-    cost = figures.Training(seconds / 3600, memory, staged.versions()["machine"], n_parameters)
+    seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
+    cost = figures.Training(seconds / 3600, _tell_stages(folder), staged.versions()["machine"], n_parameters)
     results = _finish(model, long, folder, folder / "results", command, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
@@ -224,8 +236,10 @@ def run_evaluation(folder: Path, changes: dict[str, Any], command: str) -> list[
     torch.set_num_threads(c.threads)
     model = build(c)
     model.load_state_dict(saved["state_dict"])
+    data = Data(c, c.long_length)
+    data.check("test")
     name = "_".join(f"{k}_{Path(str(v)).name}" for k, v in sorted(changes.items())) or "again"
-    return _finish(model, Data(c, c.long_length), folder, folder / "evaluations" / name, command, None)
+    return _finish(model, data, folder, folder / "evaluations" / name, command, None)
 
 
 def _checkpoint(folder: Path) -> dict[str, Any]:
@@ -235,6 +249,25 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def _tell_stages(folder: Path) -> int:
+    """Print how long each stage took and its memory; return the most of these, in MB."""
+    done = [json.loads(path.read_text()) for path in sorted(folder.glob("stage_*/finished.json"))]
+    for stage in done:
+        gpu = f", {stage['gpu_memory_mb']} MB on the GPU" if "gpu_memory_mb" in stage else ""
+        print(f"{stage['name']}: {stage['epochs']} epochs, {staged.duration(stage['seconds'])}, {stage['memory_mb']} MB{gpu}")
+    return max(stage["memory_mb"] for stage in done)
+
+
+def _weights_to_start_from(c: Configuration) -> dict[str, torch.Tensor]:
+    saved = _checkpoint(Path(c.start))
+    for name in ("method", "networks"):
+        if saved["configuration"][name] != getattr(c, name):
+            raise ConfigurationError(
+                f"start: expected a run with {name} {getattr(c, name)}, got {c.start} with {saved['configuration'][name]}"
+            )
+    return saved["state_dict"]
+
+
 def _finish(
     model: Localization, data: Data, folder: Path, place: Path, command: str, cost: figures.Training | None
 ) -> list[figures.Result]:
@@ -242,6 +275,7 @@ def _finish(
     c = model.c
     found = evaluate(model, data, c.seed)
     about = {"versions": staged.versions(), "data": {"path": c.data, "fingerprint": data.source.fingerprint}}
+    about["data"] |= model.starts(data.source.test.has_shifts)
     summaries = {name: errors.summarize(estimates) for name, estimates in found.items()}
     any_ = next(iter(found.values()))
     chance = errors.guesses(any_.truth, data.source.crop_metres, any_.counted, torch.Generator().manual_seed(0))
@@ -280,7 +314,8 @@ def _draw_trajectories(model: Smoother, data: Data, folder: Path, n: int = 3) ->
     figures.save_figures({"dynamics": dynamics.draw_dynamics(spread)}, folder)
 
 
-def _open_folder(c: Configuration, folder: Path) -> None:
+def _refuse_another(c: Configuration, folder: Path) -> None:
+    """Raise where the folder holds a run of another configuration."""
     file = folder / "configuration.yaml"
     if file.exists():
         before = configuration.make(Configuration, configuration.read_yaml(file))
@@ -290,9 +325,6 @@ def _open_folder(c: Configuration, folder: Path) -> None:
                 f"output: {folder} holds a run with another {', '.join(changed)}; "
                 "expected the same configuration, or another --output"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    configuration.write_yaml(file, c)
-    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
 
 
 def _parser() -> argparse.ArgumentParser:

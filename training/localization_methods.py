@@ -61,6 +61,9 @@ class Method:
 class Localization(nn.Module):
     """What training and evaluation need of a method's model."""
 
+    c: Any
+    """The configuration."""
+
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by what the stages call them; every parameter is in one group."""
         raise NotImplementedError
@@ -76,6 +79,11 @@ class Localization(nn.Module):
     def titles(self) -> dict[str, tuple[str, str]]:
         """Title and name, in figures, of each of its beliefs."""
         raise NotImplementedError
+
+    def starts(self, fixed: bool) -> dict[str, str]:
+        """What results say of where filters start; fixed: from errors that the data's lists name."""
+        forward = "the errors that KITTI's lists name" if fixed else f"up to {self.c.first_offset:g} m east and north"
+        return {"start off the truth by": forward, "backward start": self.c.backward_start}
 
     @staticmethod
     def losses_together(
@@ -144,8 +152,9 @@ class Smoother(Localization):
         return {name: -beliefs[name].log_prob(batch.poses).mean() for name in names}
 
     def _observe(self, batch: Batch) -> Scene:
-        """Without a graph where the encoders do not learn: it would take the most memory of all."""
+        """Without a graph where the encoders do not learn: it would take the most memory of all. Their BatchNorm stays, too."""
         learns = any(p.requires_grad for p in self.model.encoders.parameters())
+        self.model.encoders.train(self.training and learns)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             seen = batch.images, batch.camera, batch.classes, batch.pixels_per_metre
             return self.model.observe(*seen, chunk=self.c.chunk or None)
@@ -253,6 +262,7 @@ class _Trunk(nn.Module):
     def __init__(self, encoder: ImageEncoder) -> None:
         super().__init__()
         self.encoder = encoder
+        encoder.scales = nn.Identity()  # no depth is asked for, and what is not used would not learn
 
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder(images, images.new_zeros(len(images), 4))[0]
@@ -274,12 +284,16 @@ def _view_loss(scene: Scene, batch: Batch, log_temperatures: Tensor, n: int, see
 
 
 def start(batch: Batch, c: Any, seed: Tensor) -> Tensor:
-    """Particles of the first step, around the true pose or a place near it: otherwise the start's own middle is the answer."""
+    """Particles of the first step, around a guess of the true pose: the data's own, of KITTI's lists for validation and test,
+    or a place drawn near it. Around the truth itself the start's own middle would be the answer."""
     middle, particles = ops.split_seed(seed, 2).unbind()
     poses = batch.poses[:, 0]
-    error = c.first_offset * (2 * ops.philox_uniform(middle, (len(poses), 2)) - 1)
-    poses = torch.cat([poses[:, :2] + error, poses[:, 2:]], -1)
-    return around(poses, c.n_first, c.first_metres, c.first_concentration, particles)
+    if batch.errors is not None:
+        guess = SPACE.wrap(poses + batch.errors[:, 0])
+    else:
+        error = c.first_offset * (2 * ops.philox_uniform(middle, (len(poses), 2)) - 1)
+        guess = torch.cat([poses[:, :2] + error, poses[:, 2:]], -1)
+    return around(guess, c.n_first, c.first_metres, c.first_concentration, particles)
 
 
 def odometry_noise(c: Any) -> OdometryNoise:

@@ -418,7 +418,7 @@ def _train_stage(
         num_sanity_val_steps=0,
         log_every_n_steps=10,
     )
-    forget_peaks()
+    forget_peak_memory()
     with _interruptible(trainer):
         trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
     for place, run in zip(places, end.runs):
@@ -426,7 +426,7 @@ def _train_stage(
             raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
-        numbers |= {"peak_memory_mb": peak_memory_mb(), "peak_gpu_memory_mb": peak_gpu_memory_mb()}
+        numbers |= memory_mb()
         if trainer.is_global_zero:
             write_whole(place / "finished.json", json.dumps(numbers, indent=2))
 
@@ -497,23 +497,33 @@ def versions() -> dict[str, str]:
     }
 
 
-def forget_peaks() -> None:
-    """Begin to look for the most memory anew."""
-    with suppress(OSError):  # where the system does not allow it, the peak is that since the process began
-        Path("/proc/self/clear_refs").write_text("5")
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+_EARLIER_PEAKS = [0]
+"""In MB, before each call of `forget_peak_memory`."""
 
 
 def peak_memory_mb() -> int:
     """The most memory that this process has had; getrusage would count that of the process which started it."""
+    return max(*_EARLIER_PEAKS, _recent_peak_mb())
+
+
+def forget_peak_memory() -> None:
+    """From here on `memory_mb` counts anew; where the system does not allow it, from the start of the process."""
+    _EARLIER_PEAKS.append(_recent_peak_mb())
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory_mb() -> dict[str, int]:
+    """The most memory since `forget_peak_memory`: of this process, and of tensors on the GPU where one is used."""
+    gpu = {"gpu_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20)} if torch.cuda.is_initialized() else {}
+    return {"memory_mb": _recent_peak_mb()} | gpu
+
+
+def _recent_peak_mb() -> int:
     status = Path("/proc/self/status").read_text()
     return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
-
-
-def peak_gpu_memory_mb() -> int:
-    """The most memory that tensors of this process have had on its GPU; 0 without one."""
-    return round(torch.cuda.max_memory_allocated() / 2**20) if torch.cuda.is_available() else 0
 
 
 def duration(seconds: float) -> str:

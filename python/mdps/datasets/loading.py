@@ -56,7 +56,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         noise: of the odometry.
         seed: any integer >= 0.
 
-    Sequences that do not fit into the crop are left out, and are in `left_out`.
+    Sequences that do not fit into the crop are left out, and are in `left_out`. `has_shifts` says whether items have `shift`.
 
     An item, `dataset[i]` (always the same) or `dataset[i, draw]` (another crop and noise for every draw >= 0), is a dict:
         image uint8 (T, 3, H, W): RGB, rectified: roll and pitch are gone; black where nothing is known.
@@ -105,7 +105,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         self.sequences = [run for run, is_inside in zip(sequences, fits) if is_inside]
         self.left_out = [run for run, is_inside in zip(sequences, fits) if not is_inside]
         self.maps, self.image, self.crop_metres, self.noise, self.seed = dict(maps), image, crop_metres, noise, seed
-        self._has_shifts = all(frame.shift is not None for run in self.sequences for frame in run.frames)
+        self.has_shifts = bool(self.sequences) and all(f.shift is not None for run in self.sequences for f in run.frames)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -129,7 +129,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
             "seconds": torch.from_numpy(seconds - seconds[0]),
             "name": run.name,
         }
-        if self._has_shifts:
+        if self.has_shifts:
             item["shift"] = _float32(np.array([frame.shift for frame in run.frames]))
         return item
 

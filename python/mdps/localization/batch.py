@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..datasets import kitti
 from .geometry import SPACE
 
 
@@ -28,6 +29,8 @@ class Batch(NamedTuple):
     """(B, T, 3): odometry that led to each step, East, North [m] and turn [rad]; that of the first step is 0, and not used."""
     observed: Tensor
     """bool (B, T): False where there is no image."""
+    errors: Tensor | None = None
+    """(B, T, 3): KITTI's fixed errors of a first guess of each pose, East, North [m] and turn [rad]; None: there are none."""
 
 
 def to_batch(items: Mapping[str, Any]) -> Batch:
@@ -46,7 +49,8 @@ def to_batch(items: Mapping[str, Any]) -> Batch:
     unit = torch.tensor([1 / float(scale[0]), 1 / float(scale[0]), 1.0]) * flip
     poses, steps = SPACE.wrap((items["uv_pose"] - middle) * unit), items["odometry"] * unit
     actions = torch.cat([torch.zeros_like(poses[:, :1]), steps], 1)
-    return Batch(items["image"], items["camera"], items["map"], float(scale[0]), poses, actions, items["observed"])
+    errors = _fixed_errors(items["shift"], poses[..., 2]) if "shift" in items else None
+    return Batch(items["image"], items["camera"], items["map"], float(scale[0]), poses, actions, items["observed"], errors)
 
 
 def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
@@ -58,7 +62,7 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
     Raises:
         ValueError: maps that are not square.
     """
-    images, camera, classes, _, poses, actions, _ = batch
+    images, camera, classes, _, poses, actions, _, errors = batch
     if classes.size(-1) != classes.size(-2):
         raise ValueError(f"classes: expected square maps, got {tuple(classes.shape)}")
     if mirrored:
@@ -67,6 +71,7 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
         images, classes = images.flip(-1), classes.flip(-1)
         sign = poses.new_tensor([-1.0, 1.0, -1.0])
         poses, actions = poses * sign + poses.new_tensor([0.0, 0.0, math.pi]), actions * sign
+        errors = None if errors is None else errors * sign
     classes = classes.rot90(quarter_turns, (-2, -1))
     cosine, sine = ((1, 0), (0, 1), (-1, 0), (0, -1))[quarter_turns % 4]
 
@@ -74,8 +79,9 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
         x, y, angle = vectors.unbind(-1)
         return torch.stack([cosine * x - sine * y, sine * x + cosine * y, angle + turn], -1)
 
-    poses = SPACE.wrap(rotate(poses, quarter_turns * math.pi / 2))
-    return batch._replace(images=images, camera=camera, classes=classes, poses=poses, actions=rotate(actions, 0.0))
+    poses, actions = SPACE.wrap(rotate(poses, quarter_turns * math.pi / 2)), rotate(actions, 0.0)
+    errors = None if errors is None else rotate(errors, 0.0)
+    return batch._replace(images=images, camera=camera, classes=classes, poses=poses, actions=actions, errors=errors)
 
 
 def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Tensor) -> Tensor:
@@ -96,6 +102,13 @@ def anywhere(batch: int, n: int, size: tuple[float, float], seed: Tensor) -> Ten
     """N particles uniform over a map of this size, East and North in metres, by seed () or (batch,) -> (batch, N, 3)."""
     half = torch.tensor([size[0] / 2, size[1] / 2, math.pi], device=seed.device)
     return (2 * ops.philox_uniform(_rows(seed, batch), (batch, n, 3)) - 1) * half
+
+
+def _fixed_errors(shifts: Tensor, heading: Tensor) -> Tensor:
+    """KITTI's shifts (B, T, 3) as errors in the map's frame."""
+    yaw = 90 - heading.double().rad2deg()
+    found = kitti.initial_errors(shifts.double().flatten(0, 1).numpy(), yaw.flatten().numpy())
+    return torch.from_numpy(found).to(heading).view(shifts.shape)
 
 
 def _rows(seed: Tensor, batch: int) -> Tensor:
