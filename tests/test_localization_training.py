@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -227,6 +228,35 @@ def test_errors_are_one_line_and_leave_no_run(scenes, finished, tmp_path, capsys
     changes = {k: str(finished / "run") if v == "finished" else v for k, v in changes.items()}
     assert words in error_of(tmp_path, capsys, **{**scenes, **changes})
     assert not (tmp_path / "run").exists()  # the right command is not refused because of the wrong one
+
+
+def test_ablation_has_a_result_for_each_number_of_particles(finished, tmp_path, capsys):
+    run = str(finished / "run")
+    assert localization.main(["ablation", run, "--n-particles", "3", "9"]) == 0
+    results = localization_figures.load_results(finished / "run/ablation")
+    assert [(r.method, r.particles) for r in results] == [("mdps", 3), ("mdps", 9)]
+    assert results[0].summary["nll"] != results[1].summary["nll"] and (finished / "run/ablation/particles.png").exists()
+    assert "3 particles: recall at 5 m" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        localization.main(["ablation", run, "--n-particles", "0"])
+    assert localization.main(["ablation", str(tmp_path)]) == 2
+
+
+def test_committed_results_are_drawn(tmp_path):
+    """The figures of what was measured, from the files in the repository, and the table that README has."""
+    demo = Path(localization.__file__).parent / "results/localization/demo"
+    text = localization_figures.recall_table(localization_figures.load_results(demo))
+    assert "| MDPS " in text and "chance" in text
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for result in localization_figures.load_results(demo):
+        if not result.method.endswith("cheat"):
+            top = result.summary["top_1"]
+            cells = [f"{100 * x:.1f}" for x in top["position"]["recall"]] + [f"{100 * top['angle']['recall'][2]:.1f}"]
+            row = re.compile(r" \| ".join(map(re.escape, cells)) + rf" \| {top['position']['median']:.1f} m \|")
+            assert row.search(readme), (result.method, row.pattern)
+    numbers = localization_figures.load_results(demo / "ablation")
+    assert [r.particles for r in numbers] == [50, 100, 250, 500]
+    localization_figures.save_figures({"particles": localization_figures.ablation(numbers)}, tmp_path)
 
 
 def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):

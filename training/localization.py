@@ -3,6 +3,7 @@
     python training/localization.py demo                                     # made cities, all methods, small networks
     python training/localization.py train --data data/MGL --method mdps      # the paper's setting
     python training/localization.py evaluate RUN                             # a finished run again
+    python training/localization.py ablation RUN                             # with 50, 100, 250 and 500 particles
     python training/localization_figures.py FOLDER                           # figures and tables of results
 
 A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures, a TensorBoard
@@ -268,6 +269,31 @@ def _weights_to_start_from(c: Configuration) -> dict[str, torch.Tensor]:
     return saved["state_dict"]
 
 
+def run_ablation(folder: Path, numbers: list[int], command: str) -> None:
+    """The smoother of a finished run with other numbers of particles: a result for each, and their recall curves."""
+    saved, place = _checkpoint(folder), folder / "ablation"
+    if saved["configuration"]["method"] != "mdps":
+        raise ConfigurationError(f"run: expected one of the method mdps, got {saved['configuration']['method']}")
+    for n in numbers:
+        c = configuration.make(Configuration, saved["configuration"], {"n_particles": n})
+        torch.set_num_threads(c.threads)
+        model, data = build(c), Data(c, c.long_length)
+        model.load_state_dict(saved["state_dict"])
+        summary = errors.summarize(evaluate(model, data, c.seed)["smoothed"])
+        about = {"path": c.data, "fingerprint": data.source.fingerprint} | model.starts(data.source.test.has_shifts)
+        title, method = model.titles()["smoothed"]
+        figures.save_result(
+            figures.Result(title, method, c.seed, command, staged.versions(), about, summary, particles=n), place
+        )
+        position = summary["top_1"]["position"]
+        print(
+            f"{n:5d} particles: recall at 5 m {100 * position['recall'][-1]:.1f} %, median {position['median']:.2f} m",
+            flush=True,
+        )
+    figures.save_figures({"particles": figures.ablation(figures.load_results(place))}, place)
+    print(f"Figure: {place / 'particles.png'}")
+
+
 def _finish(
     model: Localization, data: Data, folder: Path, place: Path, command: str, cost: figures.Training | None
 ) -> list[figures.Result]:
@@ -327,6 +353,12 @@ def _refuse_another(c: Configuration, folder: Path) -> None:
             )
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="localization.py", description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -338,6 +370,11 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="made cities, every method trained for minutes, all tried on an unseen city")
     demo.add_argument(
         "--output", type=Path, metavar="FOLDER", default=Path("runs/localization_demo"), help="[runs/localization_demo]"
+    )
+    ablation = commands.add_parser("ablation", help="the smoother of a finished run with other numbers of particles")
+    ablation.add_argument("run", type=Path, help="run folder")
+    ablation.add_argument(
+        "--n-particles", type=_positive, nargs="+", default=[50, 100, 250, 500], metavar="INT", help="[50 100 250 500]"
     )
     evaluation = commands.add_parser("evaluate", help="evaluate a finished run again")
     evaluation.add_argument("run", type=Path, help="run folder")
@@ -361,7 +398,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if name == "demo":
             return localization_demo.main(given["output"])
-        if name == "evaluate":
+        if name == "ablation":
+            run_ablation(given["run"], given["n_particles"], command)
+        elif name == "evaluate":
             run_evaluation(given.pop("run"), given, command)
         else:
             file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
