@@ -127,6 +127,50 @@ def test_a_view_of_nothing_scores_0():
     assert (scores[0] != 0).all() and (scores[1] == 0).all()
 
 
+def test_scores_of_several_cameras_add_up():
+    """Each camera's view by hand, at the pose that it has: ahead and to the left of the vehicle, and turned to the left."""
+    B, T, V, N = 2, 2, 3, 4
+    map, views, grid = random_scene(B, T * V)
+    views.valid[1, 2] = False  # one camera of one step sees nothing
+    mounts = torch.tensor([[0.0, 0.0, 0.0], [1.5, 0.5, math.pi / 2], [-1.0, 0.25, 2.5]])
+    of_cameras = BirdsEyeView(*(x.unflatten(1, (T, V)) for x in views))
+    scene, poses = make_scene(map, of_cameras, grid, mounts), random_poses(B, T, N)
+    scores = scene.scores(poses.flatten(0, 1), scene.codes().flatten()).view(B, T, N)
+    for b in range(B):
+        for t in range(T):
+            for n in range(N):
+                x, y, heading = poses[b, t, n].tolist()
+                want = 0.0
+                for v, (ahead, left, turn) in enumerate(mounts.tolist()):
+                    east = x + ahead * math.cos(heading) + left * math.cos(heading + math.pi / 2)
+                    north = y + ahead * math.sin(heading) + left * math.sin(heading + math.pi / 2)
+                    at = torch.tensor([east, north, heading + turn])
+                    want += score_by_hand(map, views, b, t * V + v, at, grid)
+                assert scores[b, t, n].item() == pytest.approx(want, abs=1e-4)
+    with pytest.raises(ValueError, match="V = 2, of mounts, with B = 2, that of the maps, got"):
+        make_scene(map, of_cameras, grid, mounts[:2])
+
+
+def test_a_smoother_with_several_cameras():
+    """Of two cameras of which one sees nothing, beliefs and gradients are those of the other alone."""
+    torch.manual_seed(0)
+    model = MapSmoother(Encoders(TINY), 6)
+    images = torch.randint(0, 256, (1, 3, 2, 3, 16, 16), dtype=torch.uint8)
+    camera = torch.tensor([8.0, 8.0, 7.5, 7.5]).expand(1, 3, 2, 4)
+    classes = torch.randint(0, 7, (1, 3, 32, 32), dtype=torch.uint8)
+    mounts = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, math.pi / 2]])
+    both = model.observe(images, camera, classes, 2.0, mounts=mounts)
+    first = model.observe(images[:, :, 0], camera[:, :, 0], classes, 2.0)
+    blind = both._replace(views=both.views._replace(valid=both.views.valid.clone()))
+    blind.views.valid[:, :, 1] = False
+    particles = random_poses(1, 9, metres=5.0), random_poses(1, 8, metres=5.0), torch.zeros(1, 3, 3)
+    beliefs = [model(scene, *particles, seed=torch.tensor(1)).smoothed for scene in (blind, first, both)]
+    torch.testing.assert_close(beliefs[0].log_weights, beliefs[1].log_weights, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(beliefs[2].log_weights, beliefs[1].log_weights, atol=1e-3)
+    with pytest.raises(ValueError, match=r"images, camera: expected \(B, T, V, ...\) with V = 2"):
+        model.observe(images[:, :, 0], camera[:, :, 0], classes, 2.0, mounts=mounts)
+
+
 def test_what_a_scene_refuses():
     map, views, grid = random_scene(2, 3)
     with pytest.raises(ValueError, match=r"views: expected features of shape \(B, T, C, depth, width\) with B = 2"):
@@ -197,7 +241,7 @@ def test_a_batch_is_its_items_in_metres(datasets):
             assert torch.equal(value[b], item[name])
     alone = to_batch(items[1])
     for whole, one in zip(batch, alone):
-        assert whole == one if isinstance(one, float) else torch.equal(whole[1:2], one)
+        assert torch.equal(whole[1:2], one) if isinstance(one, torch.Tensor) else whole == one
 
 
 def test_actions_without_noise_are_steps(datasets):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..filters import FilterBeliefs, MixtureDensityParticleFilter
 from ..smoothers import MixtureDensityParticleSmoother, SmootherBeliefs
 from .birds_eye import Encoders
-from .geometry import SPACE
+from .geometry import SPACE, BirdsEyeView
 from .models import MapLikelihood, MapSmootherLikelihood, OdometryDynamics, Scene, make_scene, seeing
 
 POSTERIOR_BANDWIDTH = (5.0, 5.0, 0.05**0.5)
@@ -55,17 +55,36 @@ class MapSmoother(nn.Module):
         )
 
     def observe(
-        self, images: Tensor, camera: Tensor, classes: Tensor, pixels_per_metre: float, *, chunk: int | None = None
+        self,
+        images: Tensor,
+        camera: Tensor,
+        classes: Tensor,
+        pixels_per_metre: float,
+        *,
+        mounts: Tensor | None = None,
+        chunk: int | None = None,
     ) -> Scene:
         """Encode what a batch of sequences sees.
 
         Args:
-            images: uint8 (B, T, 3, H, W), level. camera: (B, T, 4), fx, fy, cx, cy in pixels.
+            images: uint8 (B, T, 3, H, W), level. camera: (B, T, 4), fx, fy, cx, cy in pixels. With mounts (B, T, V, ...).
             classes: uint8 (B, 3, H, W), the maps. pixels_per_metre: of these.
+            mounts: (V, 3), of several cameras: metres ahead and to the left of the vehicle's pose, and radians to the left
+                that they look. Their scores add up. None: one camera, at the pose.
             chunk: images that are encoded at once; None: all.
+
+        Raises:
+            ValueError: shapes.
         """
+        if mounts is not None:
+            if images.dim() != 6 or camera.dim() != 4 or images.size(2) != len(mounts):
+                got = f"{tuple(images.shape)} and {tuple(camera.shape)}"
+                raise ValueError(f"images, camera: expected (B, T, V, ...) with V = {len(mounts)}, that of mounts, got {got}")
+            images, camera = images.flatten(1, 2), camera.flatten(1, 2)
         views = self.encoders.encode_images(images, camera, chunk=chunk)
-        return make_scene(self.encoders.encode_map(classes, pixels_per_metre), views, self.encoders.sizes.grid)
+        if mounts is not None:
+            views = BirdsEyeView(*(x.unflatten(1, (-1, len(mounts))) for x in views))
+        return make_scene(self.encoders.encode_map(classes, pixels_per_metre), views, self.encoders.sizes.grid, mounts)
 
     def filter(
         self,

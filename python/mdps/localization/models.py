@@ -33,12 +33,14 @@ _ACTION_SCALE = (5.0, 5.0, 0.25)
 
 
 class Scene(NamedTuple):
-    """What a batch of sequences sees: B maps, and T views on each of them."""
+    """What a batch of sequences sees: B maps, and T views on each of them, each of one camera or of V cameras."""
 
     map: MapFeatures
     views: BirdsEyeView
-    """Of (B, T, ...); the features are multiplied with the confidence already."""
+    """Of (B, T, ...), or (B, T, V, ...) with mounts; the features are multiplied with the confidence already."""
     grid: Grid
+    mounts: Tensor | None = None
+    """(V, 3): where each camera sits on the vehicle, metres ahead and to the left, and radians to the left that it looks."""
 
     def codes(self) -> Tensor:
         """The observations to hand to a filter: the number of each view, int64 (B, T), counted from 1."""
@@ -46,21 +48,36 @@ class Scene(NamedTuple):
         return torch.arange(1, B * T + 1, device=self.views.valid.device).view(B, T)
 
     def scores(self, poses: Tensor, codes: Tensor) -> Tensor:
-        """How well views fit at poses (R, N, 3): views `codes` (R) on their maps -> (R, N); 0 where the code is 0."""
-        entry = (codes - 1).clamp(min=0)
+        """How well views fit at poses (R, N, 3): views `codes` (R) on their maps -> (R, N); 0 where the code is 0.
+
+        Scores of several cameras add up; one that sees nothing (`valid` is False everywhere) adds 0.
+        """
+        entry, n_lead, n_cameras = (codes - 1).clamp(min=0), 2, 1
         place = entry // self.views.valid.size(1)
+        if self.mounts is not None:
+            n_lead, n_cameras = 3, len(self.mounts)
+            cameras = torch.arange(n_cameras, device=codes.device)
+            entry, place = (entry.unsqueeze(1) * n_cameras + cameras).flatten(), place.repeat_interleave(n_cameras)
+            poses = mounted(poses.unsqueeze(1), self.mounts.unsqueeze(1)).flatten(0, 1)
         at = self.map._replace(first=self.map.first.index_select(0, place))
-        valid = self.views.valid.flatten(0, 1).index_select(0, entry)
         scores = ops.pose_correlation(
             self.map.features,
-            self.views.features.flatten(0, 1).index_select(0, entry),
+            self.views.features.flatten(0, n_lead - 1).index_select(0, entry),
             at.to_pixels(poses),
-            valid,
+            self.views.valid.flatten(0, n_lead - 1).index_select(0, entry),
             origin=self.grid.origin,
             map_index=place,
             normalize="valid",
         )
-        return torch.where((codes > 0).unsqueeze(-1), scores, 0.0)
+        return torch.where((codes > 0).unsqueeze(-1), scores.unflatten(0, (-1, n_cameras)).sum(1), 0.0)
+
+
+def mounted(poses: Tensor, mounts: Tensor) -> Tensor:
+    """Poses of cameras: of vehicles (..., 3) and where cameras sit on them (..., 3), metres ahead, to the left, and a turn."""
+    x, y, heading = poses.unbind(-1)
+    ahead, left, turn = mounts.unbind(-1)
+    cosine, sine = heading.cos(), heading.sin()
+    return torch.stack([x + ahead * cosine - left * sine, y + ahead * sine + left * cosine, heading + turn], -1)
 
 
 def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor) -> Tensor:
@@ -90,19 +107,26 @@ def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side
     return -logits.log_softmax(-1)[..., 0].mean(0).view(B, T)
 
 
-def make_scene(map: MapFeatures, views: BirdsEyeView, grid: Grid) -> Scene:
-    """A scene of maps (B) and views (B, T, ...); a view's features are weighed by its confidence here, once.
+def make_scene(map: MapFeatures, views: BirdsEyeView, grid: Grid, mounts: Tensor | None = None) -> Scene:
+    """A scene of maps (B) and views (B, T, ...), or (B, T, V, ...) of V cameras with these mounts (V, 3).
+
+    A view's features are weighed by its confidence here, once.
 
     Raises:
-        ValueError: another number of maps than of sequences, or cells that are not as large as the map's pixels.
+        ValueError: another number of maps than of sequences, other mounts than cameras, or cells that are not as large as the
+            map's pixels.
     """
-    if views.features.dim() != 5 or views.features.size(0) != map.features.size(0):
-        expected = f"(B, T, C, depth, width) with B = {map.features.size(0)}, that of the maps"
-        raise ValueError(f"views: expected features of shape {expected}, got {tuple(views.features.shape)}")
+    B, cameras = map.features.size(0), () if mounts is None else (len(mounts),)
+    shape = views.features.shape
+    if len(shape) != 5 + len(cameras) or shape[0] != B or shape[2:-3] != cameras:
+        letters = (
+            "(B, T, C, depth, width)" if mounts is None else f"(B, T, V, C, depth, width) with V = {len(mounts)}, of mounts,"
+        )
+        raise ValueError(f"views: expected features of shape {letters} with B = {B}, that of the maps, got {tuple(shape)}")
     if abs(grid.cell * map.pixels_per_metre - 1) > 1e-6:
         raise ValueError(f"grid: expected cells of {1 / map.pixels_per_metre} m, pixels of the map, got {grid.cell} m")
     weighed = views.features * views.confidence.unsqueeze(-3)
-    return Scene(map, BirdsEyeView(weighed, views.confidence, views.valid), grid)
+    return Scene(map, BirdsEyeView(weighed, views.confidence, views.valid), grid, mounts)
 
 
 class SceneModel(nn.Module):
