@@ -170,5 +170,5 @@ def test_the_real_drive(track, tmp_path):
     assert np.allclose(off, 20 * np.hypot(*shifts[:, :2].T), atol=0.01)
     assert tiny.train(tmp_path, **options) == 0
     results = check_results(tmp_path, 10)
-    assert {r.method for r in results} == {"mdps", "mdpf", "mdpf-backward", "chance"}
+    assert {r.method for r in results} == {"mdps", "mdpf", "mdpf-backward", "ffbs", "chance"}
     assert all(math.isfinite(row["training_loss"]) for row in tiny.history(tmp_path))

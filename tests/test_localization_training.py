@@ -30,7 +30,7 @@ from mdps.localization import SPACE, BirdsEyeView, Grid, align, centred_map, err
 from mdps.localization.birds_eye import resample_columns
 
 METHODS_OF = {
-    "mdps": {"mdps", "mdpf", "mdpf-backward"},
+    "mdps": {"mdps", "mdpf", "mdpf-backward", "ffbs"},
     "dense-search": {"dense-search", "dense-search-cheat"},
     "retrieval": {"retrieval", "retrieval-cheat", "retrieval-pf"},
 }
@@ -361,7 +361,7 @@ def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys
     out = capsys.readouterr().out
     assert sorted(demo) == list(range(8)) and "Making 8 cities" in out
     results = localization_figures.load_results(tmp_path / "results")
-    assert len(results) == 9 and [r.method for r in results].count("chance") == 1
+    assert len(results) == 10 and [r.method for r in results].count("chance") == 1
     assert "An unseen city, 6 images" in out and "dense-search-cheat" in out
     demo.clear()
     (tmp_path / "cities/made_3/dump.json").unlink()

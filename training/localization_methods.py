@@ -16,7 +16,7 @@ import torch
 from staged import Stage
 from torch import Tensor, nn
 
-from mdps import Mixture, TruncatedGradientParticleFilter, ops
+from mdps import ForwardFilterBackwardSmoother, KernelDynamics, Mixture, TruncatedGradientParticleFilter, ops
 from mdps.datasets import OdometryNoise
 from mdps.datasets.odometry import KITTI_NOISE, MAPILLARY_NOISE
 from mdps.localization import (
@@ -35,6 +35,7 @@ from mdps.localization import (
     around,
     make_scene,
     pose_loss,
+    seeing,
 )
 from mdps.localization.dense_search import DenseSearch
 from mdps.localization.errors import Estimates, estimates_of
@@ -44,6 +45,8 @@ from mdps.localization.retrieval import GaussianDynamics, Retrieval, RetrievalLi
 from mdps.localization.windows import crop, search_sliding_window, search_true_window
 
 SIZES = {"full": FULL, "small": SMALL}
+GAUSSIAN_NOISE = (2.5, 2.5, math.radians(15))
+"""Of dynamics that are not learned, metres and radians: the paper's, "Retrieval (PF)"."""
 FIRST_TEMPERATURE = 5.0
 """Of dense search, before training."""
 
@@ -103,7 +106,10 @@ def of_rows(batch: Batch, rows: slice) -> Batch:
 
 
 class Smoother(Localization):
-    """MDPS, and in it the forward and the backward MDPF."""
+    """MDPS, and in it the forward and the backward MDPF; to compare, FFBS with the forward filter's likelihood.
+
+    FFBS needs a density of the dynamics: odometry with Gaussian and von Mises noise, as wide as that of Retrieval (PF).
+    """
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -143,6 +149,19 @@ class Smoother(Localization):
             }  # fmt: skip
         return {"forward": result[0].posterior, "backward": result[1].posterior}
 
+    def classical(self, batch: Batch, seed: int) -> Mixture:
+        """The belief of FFBS, batch shape (B, T), from the start that the forward filter has."""
+        c, keys = self.c, ops.split_seed(torch.tensor(seed, device=batch.poses.device), 4)
+        forward, scene = self.model.smoother.forward_filter, self._observe(batch)
+        likelihood, dynamics = forward.likelihood, KernelDynamics(_Odometry(), GAUSSIAN_NOISE, SPACE)
+        bandwidths = forward.posterior_bandwidth().tolist()
+        options = {"posterior_bandwidth": bandwidths, "minimum_bandwidth": 0.0}
+        filter_ = TruncatedGradientParticleFilter(SPACE, dynamics, likelihood, c.n_particles, **options)
+        smoother = ForwardFilterBackwardSmoother(filter_, dynamics, **options).to(batch.poses.device)
+        with seeing(scene, likelihood):
+            initial = start(batch, c, keys[0])
+            return smoother(scene.codes(), initial, batch.actions, observed=batch.observed, seed=keys[3]).smoothed
+
     def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
         if names == ("view",):
             filters = self.model.smoother.forward_filter, self.model.smoother.backward_filter
@@ -160,10 +179,12 @@ class Smoother(Localization):
             return self.model.observe(*seen, chunk=self.c.chunk or None)
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        return {"forward": ("MDPF", "mdpf"), "backward": ("MDPF-Backward", "mdpf-backward"), "smoothed": ("MDPS", "mdps")}
+        mdpf = {"forward": ("MDPF", "mdpf"), "backward": ("MDPF-Backward", "mdpf-backward")}
+        return mdpf | {"smoothed": ("MDPS", "mdps"), "classical": ("FFBS", "ffbs")}
 
     def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
-        return {name: estimates_of(belief, batch.poses) for name, belief in self.beliefs(batch, seed).items()}
+        beliefs = self.beliefs(batch, seed) | {"classical": self.classical(batch, seed)}
+        return {name: estimates_of(belief, batch.poses) for name, belief in beliefs.items()}
 
 
 class Search(Localization):
@@ -245,7 +266,11 @@ class Vectors(Localization):
         c, (map, vectors) = self.c, self._encode(batch)
         keys = ops.split_seed(torch.tensor(seed, device=batch.poses.device), 2)
         filter_ = TruncatedGradientParticleFilter(
-            SPACE, GaussianDynamics(), RetrievalLikelihood(map), c.n_particles, posterior_bandwidth=POSTERIOR_BANDWIDTH
+            SPACE,
+            GaussianDynamics(GAUSSIAN_NOISE),
+            RetrievalLikelihood(map),
+            c.n_particles,
+            posterior_bandwidth=POSTERIOR_BANDWIDTH,
         ).to(batch.poses.device)
         initial = start(batch, c, keys[0])
         belief = filter_(vectors, initial, batch.actions, observed=batch.observed, seed=keys[1]).posterior
@@ -254,6 +279,13 @@ class Vectors(Localization):
 
     def _encode(self, batch: Batch) -> tuple[MapFeatures, Tensor]:
         return self.retrieval.encode_map(batch.classes, batch.pixels_per_metre), self.retrieval.encode_images(batch.images)
+
+
+class _Odometry(nn.Module):
+    """Where odometry leads: the mean of a transition."""
+
+    def forward(self, particles: Tensor, action: Tensor) -> Tensor:
+        return particles + action.unsqueeze(1)
 
 
 class _Trunk(nn.Module):
