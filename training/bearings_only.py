@@ -255,17 +255,9 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
 
 
 def _open_folder(c, folder):
-    file = folder / "configuration.yaml"
-    if file.exists():
-        before = configuration.make(Configuration, configuration.read_yaml(file))
-        changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(before, f.name)]
-        if changed:
-            raise ConfigurationError(
-                f"output: {folder} holds a run with another {', '.join(changed)}; "
-                "expected the same configuration, or another --output"
-            )
+    configuration.refuse_another(c, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    configuration.write_yaml(file, c)
+    configuration.write_yaml(folder / "configuration.yaml", c)
     (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
 
 

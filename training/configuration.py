@@ -74,6 +74,20 @@ def write_yaml(path: str | Path, configuration: Any) -> None:
     write_whole(path, yaml.safe_dump(dataclasses.asdict(configuration), sort_keys=False))
 
 
+def refuse_another(configuration: Any, folder: Path) -> None:
+    """Raise ConfigurationError where the folder of a run holds another configuration of this type."""
+    file = folder / "configuration.yaml"
+    if file.exists():
+        before = make(type(configuration), read_yaml(file))
+        names = [f.name for f in dataclasses.fields(configuration)]
+        changed = [name for name in names if getattr(configuration, name) != getattr(before, name)]
+        if changed:
+            raise ConfigurationError(
+                f"output: {folder} holds a run with another {', '.join(changed)}; "
+                "expected the same configuration, or another --output"
+            )
+
+
 def write_whole(path: str | Path, text: str) -> None:
     """Write a file so that there is never half of it, whenever the program is killed."""
     unfinished = Path(f"{path}.unfinished")

@@ -204,7 +204,7 @@ def run_training(c: Configuration, folder: Path, command: str) -> list[figures.R
     """Train in a folder, or go on there; then evaluate on the test sequences."""
     started = time.monotonic()
     torch.set_num_threads(c.threads)
-    _refuse_another(c, folder)
+    configuration.refuse_another(c, folder)
     short, long = Data(c, c.length), Data(c, c.long_length)
     short.check("train", "val")
     long.check("train", "val", "test")
@@ -338,19 +338,6 @@ def _draw_trajectories(model: Smoother, data: Data, folder: Path, n: int = 3) ->
     spread = dynamics.spread(move, move.noise_size, STEPS, data.source.noise, torch.Generator().manual_seed(0))
     dynamics.save_dynamics(spread, folder / "dynamics.npz")
     figures.save_figures({"dynamics": dynamics.draw_dynamics(spread)}, folder)
-
-
-def _refuse_another(c: Configuration, folder: Path) -> None:
-    """Raise where the folder holds a run of another configuration."""
-    file = folder / "configuration.yaml"
-    if file.exists():
-        before = configuration.make(Configuration, configuration.read_yaml(file))
-        changed = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(before, f.name)]
-        if changed:
-            raise ConfigurationError(
-                f"output: {folder} holds a run with another {', '.join(changed)}; "
-                "expected the same configuration, or another --output"
-            )
 
 
 def _positive(text: str) -> int:
