@@ -1,7 +1,7 @@
 """The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
 
-Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, two at a time. What is there
-already is kept: after an interruption the same command goes on.
+Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, one more at a time than there
+are cores. What is there already is kept: after an interruption the same command goes on.
 """
 
 import os
@@ -30,7 +30,7 @@ def main(folder: Path) -> int:
     print(f"Making {len(jobs)} cities" if jobs else "The cities are there", flush=True)
     if not _run(jobs):
         return 1
-    print(f"Training {', '.join(METHODS)} on {CITIES - 2} cities, two at a time; logs: {folder}/METHOD/log.txt", flush=True)
+    print(f"Training {', '.join(METHODS)} on {CITIES - 2} cities; logs: {folder}/METHOD/log.txt", flush=True)
     if not _run([_method(method, folder, names) for method in METHODS]):
         return 1
     results = [r for method in METHODS for r in figures.load_results(folder / method / "results")]
@@ -60,9 +60,12 @@ def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
 
 
 def _run(jobs: Sequence[sweep.Job]) -> bool:
-    """Run jobs, as many at a time as there are cores, at most two; False, and what they wrote last, where one failed."""
+    """Run jobs, one more at a time than there are cores, so that none idles while the last job is alone.
+
+    Returns False where one failed, after what it wrote last.
+    """
     engine, waiting, running = sweep.Processes(), list(jobs), 0
-    at_once = min(2, os.cpu_count() or 1)
+    at_once = (os.cpu_count() or 1) + 1
     started = time.monotonic()
     try:
         while waiting or running:
