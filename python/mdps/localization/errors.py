@@ -24,7 +24,7 @@ from ..metrics import negative_log_likelihood, position_error
 from ..mixture import Mixture
 
 RADII = (5.0, 5.0, math.radians(30))
-"""Modes as close as this, in metres and radians, count as one."""
+"""The paper's: modes, and poses of a volume of scores, that differ by less in x, y (metres) and heading (radians) are one."""
 RECALL_AT = (1.0, 3.0, 5.0)
 """Metres or degrees."""
 METRES = (0.0, 0.1, 0.5, *map(float, range(1, 31)))
