@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on a device."""
-        return self._replace(**{k: x.to(device) for k, x in self._asdict().items() if isinstance(x, Tensor)})
+        return Batch(*(x.to(device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
 
 
 def to_batch(items: Mapping[str, Any]) -> Batch:

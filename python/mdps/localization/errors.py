@@ -59,6 +59,10 @@ class Estimates(NamedTuple):
     nll: Tensor | None
     """(B, T) in nats, where the method has a density over poses."""
 
+    def cpu(self) -> "Estimates":
+        """The same on the CPU."""
+        return Estimates(*(x if x is None else x.cpu() for x in self))  # type: ignore[arg-type]
+
 
 def pose_errors(estimate: Tensor, truth: Tensor) -> PoseErrors:
     """Errors of poses (..., 3) against true ones, whose shape broadcasts to theirs: metres, and headings in radians."""
