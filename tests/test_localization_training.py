@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -558,6 +559,61 @@ def test_a_mirrored_image_is_a_mirrored_view(batch):
 def test_maps_that_are_not_square_cannot_be_turned(batch):
     with pytest.raises(ValueError, match="expected square maps"):
         turned(batch._replace(classes=batch.classes[..., 2:]), 1)
+
+
+# ---- Several processes --------------------------------------------------------------------------------------------------
+
+TWICE = """
+import sys
+sys.path[:0] = [{tests!r}]
+import tiny_localization as tiny
+import localization, localization_methods
+localization_methods.SIZES["small"] = tiny.SIZES
+localization.figures.draw = localization._draw_trajectories = lambda *given: None
+sys.exit(localization.main(sys.argv[1:]))
+"""
+
+
+def train_by_two(folder, launcher, **changes):
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(json.dumps({**tiny.OPTIONS, **changes}))
+    (folder / "twice.py").write_text(TWICE.format(tests=str(Path(__file__).parent)))
+    command = ["train", "--config", str(folder / "tiny.yaml"), "--output", str(folder / "run"), "--devices", "2"]
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if launcher == "torchrun" else []
+    subprocess.run([sys.executable, *start, str(folder / "twice.py"), *command], check=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, launcher", [("mdps", "torchrun"), ("dense-search", "lightning"), ("retrieval", "torchrun")])
+def test_two_processes_train_as_one_with_the_whole_batch(method, launcher, scenes, tmp_path):
+    """Batches of 3 and 1, of which one process has nothing."""
+    options = {**scenes, "method": method, "batch_size": 3}
+    assert tiny.train(tmp_path / "one", **options) == 0
+    train_by_two(tmp_path / "two", launcher, **options)
+    expected, got = tiny.history(tmp_path / "one"), tiny.history(tmp_path / "two")
+    assert len(expected) == len(got) == len(stages(tiny.configured(method=method)))
+    for a, b in zip(expected, got):
+        assert a.keys() == b.keys() and a["rates"] == b["rates"]
+        for name in a.keys() - {"rates"}:
+            assert b[name] == pytest.approx(a[name], rel=1e-3), (a["stage"], name)
+    assert tiny.summaries(tmp_path / "one").keys() == tiny.summaries(tmp_path / "two").keys()
+
+
+def test_statistics_of_processes_are_averaged(monkeypatch):
+    """Those of BatchNorm, before validation; here the other process has seen as much as this one, and 2 more."""
+    layer = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+    layer.register_buffer("constant", torch.ones(3))
+    layer(torch.randn(5, 3))
+    before = {name: x.clone() for name, x in layer.state_dict().items()}
+    module = staged.StagedModule([layer], None, None, [0], 0)
+    module.on_validation_start()  # one process
+    assert all(torch.equal(before[name], x) for name, x in layer.state_dict().items())
+    monkeypatch.setattr(staged.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(staged.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(staged.dist, "all_reduce", lambda flat: flat.add_(flat + 2))
+    module.on_validation_start()
+    for name, x in layer.state_dict().items():
+        torch.testing.assert_close(x, before[name] + 1 if "running" in name else before[name])
 
 
 # ---- The demo -----------------------------------------------------------------------------------------------------------

@@ -90,7 +90,9 @@ class Configuration:
     window: float = option(256.0, "side of the map that they search in the test, metres", minimum=1.0)
     chunk: int = option(0, "images that are encoded at once; 0: all", minimum=0)
     max_epochs: int = option(200, "epochs of a stage at most", minimum=1)
-    first_stage_epochs: int = option(0, "epochs of filters and encoders, or of windows, at most; 0: max_epochs", minimum=0)
+    first_stage_epochs: int = option(
+        0, "epochs at most of the first stage, or of the second where view_epochs is set; 0: max_epochs", minimum=0
+    )
     min_epochs: int = option(0, "epochs of a stage before it may stop early", minimum=0)
     patience: int = option(40, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)

@@ -6,7 +6,8 @@ their views cover. The filter's frame has its origin in the middle of the piece,
 the map's frame.
 
 The file is torch's .zip: numbers, names and weights, read with `weights_only`. Nothing in it is executed.
-Source: the paper, "City Scale Global Localization Task", for the starts.
+Source: the paper, "City Scale Global Localization Task", for the forward start; the backward filter's, anywhere on the map, is
+our own: where a sequence ends is not known.
 Cost of a step: that of the image network, and one `ops.pose_correlation` score a particle; where a piece is cut, the map
 network on it: some 560 m wide at a start of 50 m, then 220 m, about every 64 m of the way.
 """
