@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mdps.datasets import Frame, Scene, Track, noisy_odometry
+from mdps.datasets import Frame, MapillaryDataModule, Scene, Track, noisy_odometry
 from mdps.datasets.camera import Camera
 from mdps.datasets.scene import Problems, fingerprint
 from mdps.datasets.sequences import LONG, SHORT, cut, deal, divide, runs, split_long, split_short
@@ -106,6 +106,18 @@ def test_views_of_a_panorama_go_to_the_same_side(seed, missing):
     scenes = [scene(*panorama(420, "p", missing=missing), *panorama(230, "q", start=10_000), track(range(205), name="z"))]
     for splits in (split_long(scenes, seed), split_short(scenes, seed)):
         assert disjoint(splits) and (missing or min(map(len, splits)) > 0)  # five groups with missing images
+
+
+@pytest.mark.parametrize("long", [10, 20, 50, 100, 200])
+@pytest.mark.parametrize("length", [4, 10])
+def test_training_has_no_frame_of_long_tests_whatever_is_long(monkeypatch, long, length):
+    """By the data modules of both lengths, as training in stages has them."""
+    scenes = [scene(*panorama(2050, "p")), scene(*panorama(1610, "p"), name="there"), scene(track(range(1205)), name="flat")]
+    monkeypatch.setattr(MapillaryDataModule, "_scenes", lambda self, names: {s.name: s for s in scenes})
+    short, whole = (MapillaryDataModule("", length=n, long_length=long, seed=3).read()[1] for n in (length, long))
+    assert min(map(len, (*short, *whole))) > 0 and {len(r.frames) for r in whole.test} == {long}
+    assert not moments(short.train) & (moments(whole.val) | moments(whole.test))
+    assert not moments(whole.train) & (moments(whole.val) | moments(whole.test))
 
 
 def test_short_sequences_are_not_from_long_tests():

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import gradcheck
 from volumes_by_definition import F64, hat, places, pose_at, suppressed
 
-from mdps.localization import BirdsEyeView, Grid, align, centred_map, dense_search, volumes
+from mdps.localization import BirdsEyeView, Grid, align, centred_map, dense_search, errors, volumes
 from mdps.localization.dense_search import DenseSearch
 
 
@@ -101,7 +101,7 @@ def test_search_is_suppression_in_the_whole_volume(monkeypatch, chunk, smooth, s
     search = DenseSearch(grid, 24).to(F64)
     volume = search.volume(map, view).detach()
     result = search.search(map, view, 4)
-    poses, logits = suppressed(volume, map, 4, volumes.SUPPRESSION)
+    poses, logits = suppressed(volume, map, 4, errors.RADII)
     apart = result.poses - poses
     apart[..., 2] = torch.remainder(apart[..., 2] + math.pi, 2 * math.pi) - math.pi
     torch.testing.assert_close(apart, torch.zeros(2, 4, 3, dtype=F64), rtol=0, atol=1e-9)
@@ -181,7 +181,7 @@ def test_a_region_is_all_that_is_searched(monkeypatch):
                     if away or math.cos(heading - float(centre[b, 2])) < math.cos(math.radians(40)) - 1e-12:
                         volume[b, k, v, u] = -math.inf
     result = search.search(map, view, 3, region)
-    poses, logits = suppressed(volume, map, 3, volumes.SUPPRESSION)
+    poses, logits = suppressed(volume, map, 3, errors.RADII)
     normalizer = volume.flatten(1).exp().sum(-1).log()
     torch.testing.assert_close(result.log_normalizer, normalizer)
     torch.testing.assert_close(result.log_probs, logits - normalizer.unsqueeze(-1))
@@ -372,6 +372,11 @@ def test_bad_input(change, error, message):
 
 def test_bad_numbers():
     grid, map, view = places()
+    search = DenseSearch(Grid(0.5, 3, 5), 4)
+    for n in (5, 0, 3):
+        with pytest.raises(ValueError, match=f"n_rotations: expected an even number, at least 2, got {n}"):
+            search.n_rotations = n
+    assert search.n_rotations == 4
     with pytest.raises(ValueError, match="n_rotations: expected an even number"):
         DenseSearch(grid, 7)
     with pytest.raises(ValueError, match="k: expected at least 1, got 0"):

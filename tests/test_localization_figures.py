@@ -1,5 +1,6 @@
 """Figures and tables of localization: what is drawn lies where it should, and what is saved comes back."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -35,7 +36,7 @@ def result(method, scale, run=0, particles=None, training=None, seed=0):
     off = scale * torch.randn(20, T, 3, 3, generator=g) * torch.tensor([1, 1, math.pi / 180])
     counted = torch.ones(20, T, dtype=torch.bool)
     given = errors.Estimates(truth[:, :, None] + off, torch.zeros(20, T, 3), truth, counted, torch.full((20, T), scale))
-    versions, data = {"mdps": "0.1.0"}, {"data": "a made city", "fingerprint": "1a2b"}
+    versions, data = {"mdps": "0.1.0"}, {"path": "a made city", "fingerprint": "1a2b"}
     summary = errors.summarize(given)
     return figures.Result(method.upper(), method, run, f"evaluate {method}", versions, data, summary, particles, training)
 
@@ -45,6 +46,15 @@ def results():
     cost = figures.Training(0.5, 800.0, "2 cores", 1234)
     chance = result("chance", 60.0)
     return [chance, result("mdpf", 2.0), result("mine", 4.0), *(result("mdps", 1.0, run, None, cost, run) for run in (0, 1))]
+
+
+def test_the_report_says_where_methods_start(results):
+    assert "start" not in figures.report(results)
+    starts = {"mdps": {"backward start": "uniform"}, "mdpf": {"first window": "around x"}}
+    told = [dataclasses.replace(r, data=r.data | starts.get(r.method, {})) for r in results]
+    text = figures.report(told)
+    assert "Where methods start:\n\n- MDPS: backward start uniform\n- MDPF: first window around x\n\n" in text
+    assert text.splitlines()[0] == figures.report(results).splitlines()[0]
 
 
 def test_results_come_back_in_order(results, tmp_path):
@@ -104,7 +114,7 @@ def test_everything_is_drawn_by_one_command(results, tmp_path, capsys, monkeypat
     figures.main([str(tmp_path / "results"), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert printed.strip() == (tmp_path / "out" / "table.md").read_text().strip()
-    assert "160 steps of 20 sequences of: data a made city, fingerprint 1a2b" in printed and "evaluate mdpf" in printed
+    assert "160 steps of 20 sequences of: path a made city, fingerprint 1a2b" in printed and "evaluate mdpf" in printed
     names = ["error_over_time", *(f"recall_{a}{b}" for b in ("jointly", "per_axis") for a in ("", "lateral_longitudinal_"))]
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == {f"{name}.png" for name in names}
 

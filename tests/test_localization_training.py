@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +27,8 @@ import sweep
 from localization_methods import METHODS, stages
 
 from mdps.datasets import MapillaryDataModule
-from mdps.localization import SPACE, BirdsEyeView, Grid, align, centred_map, errors, to_batch, turned
+from mdps.datasets.loading import start_worker
+from mdps.localization import SPACE, Batch, BirdsEyeView, Grid, align, centred_map, errors, to_batch, turned
 from mdps.localization.birds_eye import resample_columns
 
 METHODS_OF = {
@@ -35,6 +37,13 @@ METHODS_OF = {
     "retrieval": {"retrieval", "retrieval-cheat", "retrieval-pf"},
 }
 """What each method's results are of, beside chance."""
+_FORWARD, _BACKWARD = {"start off the truth by": "up to 48 m east and north"}, {"backward start": "uniform"}
+_WINDOWS = {"": {"first window": "around the true pose"}, "-cheat": {"every window": "around the true pose"}}
+STARTS = {
+    "mdps": _FORWARD | _BACKWARD, "mdpf": _FORWARD, "mdpf-backward": _BACKWARD, "ffbs": _FORWARD, "retrieval-pf": _FORWARD,
+    "chance": {}, **{m + end: told for m in ("dense-search", "retrieval") for end, told in _WINDOWS.items()},
+}  # fmt: skip
+"""What each result says of where its belief starts."""
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +99,9 @@ def test_every_method_trains_to_a_table(method, scenes, tmp_path, request, capsy
     assert len(done) == n and all(stage["memory_mb"] > 0 for stage in done)
     for r in results:
         assert (r.summary["sequences"], r.summary["steps"]) == (2, 8)
-        assert r.training is None if r.method == "chance" else r.training.parameters > 0
-        assert r.data["backward start"] == "uniform" and r.data["start off the truth by"] == "up to 48 m east and north"
+        learned = r.method not in ("chance", "ffbs", "retrieval-pf")
+        assert r.training.parameters > 0 if learned else r.training is None
+        assert {k: v for k, v in r.data.items() if k not in ("path", "fingerprint")} == STARTS[r.method]
     assert all(math.isfinite(row["training_loss"]) for row in tiny.history(tmp_path))
 
 
@@ -215,7 +225,18 @@ def test_another_configuration_in_the_same_folder(finished, scenes, capsys):
         ({"data": "/nowhere", "layout": "kitti"}, "/nowhere"),
         ({"test_scenes": "c, nowhere"}, "no scene nowhere; there are a, b, c"),
         ({"test_scenes": "b"}, "expected every scene once"),
-        ({"validation_scenes": "", "test_scenes": "a, b, c"}, "of 4 images for train, found none"),
+        ({"validation_scenes": "a", "test_scenes": "b, c"}, "of 4 images for train, found none"),
+        (
+            {"validation_scenes": ""},
+            "validation_scenes: expected names of scenes, as there are some",
+        ),
+        ({"test_scenes": ""}, "test_scenes: expected names of scenes, as there are some"),
+        ({"length": 5}, "length: expected at most long_length, 4, got 5"),
+        ({"method": "dense-search", "n_rotations": 15}, "n_rotations: expected an even number, got 15"),
+        ({"method": "retrieval", "n_test_rotations": 9}, "n_test_rotations: expected an even number, got 9"),
+        ({"pretrained": True, "data": "/nowhere"}, "pretrained: expected False for a narrow image network"),
+        ({"networks": "full", "data": "/nowhere"}, "this image network needs torchvision as built for torch"),
+        ({"accelerator": "gpu"}, "accelerator: expected cpu or auto, as torch finds no GPU here, got gpu"),
         ({"long_length": 5}, "no sequence of 5 frames"),
         ({"crop": 60.0}, "crop_metres: expected more than 64, got 60"),
         ({"method": "kalman"}, "method: expected one of"),
@@ -224,19 +245,23 @@ def test_another_configuration_in_the_same_folder(finished, scenes, capsys):
         ({"method": "retrieval", "start": "finished"}, "expected a run with method retrieval, got"),
     ],
 )
-def test_errors_are_one_line_and_leave_no_run(scenes, finished, tmp_path, capsys, changes, words):
+def test_errors_are_one_line_and_leave_no_run(scenes, finished, tmp_path, capsys, monkeypatch, changes, words):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     changes = {k: str(finished / "run") if v == "finished" else v for k, v in changes.items()}
     assert words in error_of(tmp_path, capsys, **{**scenes, **changes})
     assert not (tmp_path / "run").exists()  # the right command is not refused because of the wrong one
 
 
-def test_ablation_has_a_result_for_each_number_of_particles(finished, tmp_path, capsys):
+def test_ablation_has_a_result_for_each_number_of_particles(finished, tmp_path, capsys, monkeypatch):
     run = str(finished / "run")
     assert localization.main(["ablation", run, "--n-particles", "3", "9"]) == 0
     results = localization_figures.load_results(finished / "run/ablation")
     assert [(r.method, r.particles) for r in results] == [("mdps", 3), ("mdps", 9)]
     assert results[0].summary["nll"] != results[1].summary["nll"] and (finished / "run/ablation/particles.png").exists()
     assert "3 particles: recall at 5 m" in capsys.readouterr().out
+    monkeypatch.setattr(localization_methods.SmootherExperiment, "classical", None)  # FFBS is not asked for
+    assert localization.main(["ablation", run, "--n-particles", "3", "--accelerator", "cpu", "--threads", "1"]) == 0
     with pytest.raises(SystemExit):
         localization.main(["ablation", run, "--n-particles", "0"])
     assert localization.main(["ablation", str(tmp_path)]) == 2
@@ -269,9 +294,219 @@ def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):
 
 def test_evaluate_with_other_data(finished, tmp_path, capsys):
     make_mapillary(tmp_path, "d", 4, n_flat=0)
+    """The scenes of the run, which are not there, are no concern of it."""
     run = str(finished / "run")
-    assert localization.main(["evaluate", run, "--data", str(tmp_path), "--test-scenes", "d"]) == 2
-    assert "no scene b" in capsys.readouterr().err
+    assert localization.main(["evaluate", run, "--data", str(tmp_path), "--test-scenes", "d"]) == 0
+    results = localization_figures.load_results(finished / f"run/evaluations/data_{tmp_path.name}_test_scenes_d")
+    assert {r.summary["sequences"] for r in results} == {2} and {r.data["path"] for r in results} == {str(tmp_path)}
+    assert localization.main(["evaluate", run, "--data", str(tmp_path)]) == 2
+    assert "no scene c; there are d" in capsys.readouterr().err
+
+
+# ---- What a run has learned from is no test -----------------------------------------------------------------------------
+
+
+def saved_run(folder, **changes):
+    """As training leaves it, with the first weights."""
+    c = tiny.configured(**changes)
+    folder.mkdir()
+    torch.save({"configuration": vars(c), "state_dict": localization.build(c).state_dict()}, folder / "model.pt")
+    return folder
+
+
+def names_of(part):
+    return {run.name for run in part.sequences}
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """What an evaluation goes on with: data and the seed of the particles."""
+    seen = []
+    monkeypatch.setattr(localization, "_finish", lambda model, data, place, command, seed, cost: seen.append((data, seed)))
+    return seen
+
+
+def test_the_seed_of_an_evaluation_is_that_of_particles(scenes, tmp_path, evaluated):
+    """Not of the split: sequences of training would be tested on."""
+    run = saved_run(tmp_path / "run", data=scenes["data"], seed=3)
+    there = localization.Data(tiny.configured(data=scenes["data"], seed=3), 4)
+    for seed in range(5):
+        assert localization.main(["evaluate", str(run), "--seed", str(seed)]) == 0
+    assert localization.main(["evaluate", str(run)]) == 0
+    assert [seed for _, seed in evaluated] == [0, 1, 2, 3, 4, 3]
+    for data, _ in evaluated:
+        assert names_of(data.source.test) == names_of(there.source.test)
+    other = localization.Data(tiny.configured(data=scenes["data"], seed=0), 4)
+    assert names_of(other.source.test) & names_of(there.source.train)
+
+
+def test_particles_of_another_seed(finished):
+    for seed in ("0", "1"):
+        assert localization.main(["evaluate", str(finished / "run"), "--seed", seed]) == 0
+    read = [localization_figures.load_results(finished / f"run/evaluations/seed_{seed}") for seed in (0, 1)]
+    nll = [{r.method: r.summary["nll"] for r in results} for results in read]
+    own = {r.method: r.summary["nll"] for r in localization_figures.load_results(finished / "run/results")}
+    assert nll[0] == own and all(nll[0][m] != nll[1][m] for m in own if m != "chance")
+
+
+@pytest.mark.parametrize(
+    "before, now, words",
+    [
+        ({}, {}, None),
+        ({}, {"seed": 1}, "seed: expected 0, that of"),
+        ({"long_length": 8}, {}, "long_length: expected 8, that of"),
+        ({"validation_scenes": "b", "test_scenes": "c"}, {"seed": 1, "validation_scenes": "c", "test_scenes": "b"}, None),
+        ({"validation_scenes": "b", "test_scenes": "c"}, {"validation_scenes": "b", "test_scenes": "a"}, "got a"),
+        ({"validation_scenes": "b", "test_scenes": "c"}, {}, "of b, c; got none"),
+        ({}, {"validation_scenes": "b", "test_scenes": "c"}, "of other data; got b, c"),
+        ({"data": "elsewhere"}, {"seed": 1}, None),
+    ],
+)
+def test_weights_to_start_from_have_not_seen_the_test(scenes, tmp_path, before, now, words):
+    data = {"data": scenes["data"]}
+    run = saved_run(tmp_path / "run", **{**data, **before})
+    c = tiny.configured(**{**data, **now}, start=str(run))
+    if words is None:
+        assert localization._weights_to_start_from(c)
+    else:
+        with pytest.raises(tiny.configuration.ConfigurationError, match=words):
+            localization._weights_to_start_from(c)
+
+
+def test_scenes_of_training_are_no_test(finished, capsys):
+    assert localization.main(["evaluate", str(finished / "run"), "--test-scenes", "a"]) == 2
+    assert "test_scenes: expected scenes that" in capsys.readouterr().err
+
+
+# ---- Where it computes --------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_chosen_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert staged.device("auto") == staged.device("cpu") == torch.device("cpu")
+    with pytest.raises(tiny.configuration.ConfigurationError, match="accelerator: expected cpu or auto"):
+        staged.device("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert staged.device("auto") == staged.device("gpu") == torch.device("cuda", 0) and staged.device("cpu").type == "cpu"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: f"GPU {place.index}")
+    assert staged.hardware(torch.device("cuda", 0)) == "GPU 0" and staged.hardware(torch.device("cuda", 0), 2) == "2 x GPU 0"
+    assert staged.hardware(torch.device("cpu")) == staged.versions()["machine"]
+
+
+def test_evaluations_compute_where_training_did(scenes, monkeypatch):
+    """The model and every batch go to the device of the configuration, and estimates come back."""
+    c, asked, moved = tiny.configured(**scenes, accelerator="auto"), [], []
+    model, data = localization.build(c), localization.Data(c, 4)
+    monkeypatch.setattr(staged, "device", lambda accelerator: asked.append(accelerator) or "there")
+    for kind in (localization.Localization, Batch, errors.Estimates):
+        name, told = "cpu" if kind is errors.Estimates else "to", kind.__name__
+        monkeypatch.setattr(kind, name, lambda self, *place, told=told: moved.append((told, *place)) or self)
+    localization.evaluate(model, data, 0)
+    assert asked == ["auto"] and moved == [("Localization", "there"), ("Batch", "there"), *[("Estimates",)] * 4]
+
+
+def test_a_batch_on_a_device(batch):
+    for b in (batch, batch._replace(errors=batch.poses)):
+        there = b.to("meta")
+        assert there.pixels_per_metre == b.pixels_per_metre and (there.errors is None) == (b.errors is None)
+        assert all(x.device.type == "meta" for x in there if isinstance(x, torch.Tensor))
+
+
+def test_memory_of_a_gpu_is_told(tmp_path, capsys):
+    stage = {"name": "x", "epochs": 1, "seconds": 1.0, "memory_mb": 900}
+    for i, more in enumerate(({}, {"gpu_memory_mb": 70})):
+        (tmp_path / f"stage_{i + 1}").mkdir()
+        (tmp_path / f"stage_{i + 1}/finished.json").write_text(json.dumps(stage | more))
+    assert localization._tell_stages(tmp_path) == 900
+    (tmp_path / "stage_1/finished.json").write_text(json.dumps(stage | {"gpu_memory_mb": 80}))
+    assert localization._tell_stages(tmp_path) == 80
+
+
+def test_losses_that_are_never_finite_are_one_line(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        localization_methods.RetrievalExperiment,
+        "losses",
+        lambda self, batch, names, seed, rows: {"window": sum(p.sum() for p in self.parameters()) * math.nan},
+    )
+    assert tiny.train(tmp_path, **scenes, method="retrieval") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: stage 1/1 window: no epoch") and err.count("\n") == 1
+
+
+def test_an_evaluation_that_is_interrupted(finished, capsys, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(localization, "evaluate", interrupted)
+    assert localization.main(["evaluate", str(finished / "run")]) == 130
+    assert capsys.readouterr().err == "\nInterrupted.\n"
+
+
+# ---- Losses -------------------------------------------------------------------------------------------------------------
+
+LOSSES = [("mdps", ("view",)), ("mdps", ("forward", "backward")), ("mdps", ("smoothed",)), ("dense-search", ("view",)),
+          ("dense-search", ("window",)), ("retrieval", ("window",))]  # fmt: skip
+
+
+@pytest.mark.parametrize("method, names", LOSSES)
+def test_losses_of_parts_add_up_to_that_of_the_whole(method, names, batch):
+    """As several processes compute them: with the random numbers of the whole batch."""
+    three = Batch(*(torch.cat([x, x[:1]]) if isinstance(x, torch.Tensor) else x for x in batch))
+    observed = three.observed.clone()
+    observed[1, 2] = observed[2, 0] = False
+    three, model = three._replace(observed=observed), localization.build(tiny.configured(method=method))
+    whole = model.losses(three, names, 7)
+    parts = [model.losses(three, names, 7, rows) for rows in (slice(0, 1), slice(1, 3))]
+    for name in names:
+        torch.testing.assert_close((parts[0][name] + 2 * parts[1][name]) / 3, whole[name], rtol=1e-5, atol=1e-5)
+    assert any((parts[0][name] - whole[name]).abs() > 1e-3 for name in names)
+
+
+@pytest.mark.parametrize("method, names", [x for x in LOSSES if x[1][0] in ("view", "window")])
+def test_frames_without_an_image_have_no_loss(method, names, batch):
+    model, (name,) = localization.build(tiny.configured(method=method)), names
+    observed = batch.observed.clone()
+    observed[0, 1] = False
+    other = batch.images.clone()
+    other[0, 1] = 255 - other[0, 1]
+    got = [model.losses(batch._replace(images=x, observed=observed), names, 3)[name] for x in (batch.images, other)]
+    seen = [model.losses(batch._replace(images=x), names, 3)[name] for x in (batch.images, other)]
+    assert torch.equal(*got) and not torch.equal(*seen)
+    nothing = model.losses(batch._replace(observed=torch.zeros_like(observed)), names, 3)[name]
+    nothing.backward()
+    assert nothing == 0 and all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_batch_is_encoded_once(batch, monkeypatch):
+    model, seen = localization.build(tiny.configured()).eval(), []
+    ordinary = type(model.model).observe
+    monkeypatch.setattr(type(model.model), "observe", lambda *a, **k: seen.append(1) or ordinary(*a, **k))
+    with torch.no_grad():
+        assert set(model.estimates(batch, 0)) == {"forward", "backward", "smoothed", "classical"} and len(seen) == 1
+        assert set(model.estimates(batch, 0, ("smoothed",))) == {"smoothed"}
+
+
+def test_filters_that_do_not_learn_have_no_graph(batch, monkeypatch):
+    """In the stage "smoother": no weights for gradients that nobody wants."""
+    from mdps import ops
+
+    called, ordinary = [], ops.iwsg_log_weights
+    monkeypatch.setattr(ops, "iwsg_log_weights", lambda *a, **k: called.append(torch.is_grad_enabled()) or ordinary(*a, **k))
+    c = tiny.configured()
+    for i, stage in enumerate(stages(c)):
+        if "smoothed" in stage.losses:
+            model = localization.build(c)
+            staged.StagedModule([model], stage, localization.schedule(c), [0], i).configure_optimizers()
+            called.clear()
+            loss = model.losses(batch, ("smoothed",), 1)["smoothed"]
+            assert loss.requires_grad and any(called) == (stage.name != "smoother")
+
+
+def test_numbers_of_sequences_are_those_that_are_used(scenes):
+    data = localization.Data(tiny.configured(**scenes, n_training=3, n_validation=1, n_test=50), 4)
+    assert data.sizes() == "3 training, 1 validation, 4 test"
+    for loader in (data.val_dataloader(), data.test_dataloader()):
+        assert loader.worker_init_fn is start_worker
 
 
 # ---- Turned sequences ---------------------------------------------------------------------------------------------------
@@ -324,6 +559,61 @@ def test_a_mirrored_image_is_a_mirrored_view(batch):
 def test_maps_that_are_not_square_cannot_be_turned(batch):
     with pytest.raises(ValueError, match="expected square maps"):
         turned(batch._replace(classes=batch.classes[..., 2:]), 1)
+
+
+# ---- Several processes --------------------------------------------------------------------------------------------------
+
+TWICE = """
+import sys
+sys.path[:0] = [{tests!r}]
+import tiny_localization as tiny
+import localization, localization_methods
+localization_methods.SIZES["small"] = tiny.SIZES
+localization.figures.draw = localization._draw_trajectories = lambda *given: None
+sys.exit(localization.main(sys.argv[1:]))
+"""
+
+
+def train_by_two(folder, launcher, **changes):
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(json.dumps({**tiny.OPTIONS, **changes}))
+    (folder / "twice.py").write_text(TWICE.format(tests=str(Path(__file__).parent)))
+    command = ["train", "--config", str(folder / "tiny.yaml"), "--output", str(folder / "run"), "--devices", "2"]
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if launcher == "torchrun" else []
+    subprocess.run([sys.executable, *start, str(folder / "twice.py"), *command], check=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, launcher", [("mdps", "torchrun"), ("dense-search", "lightning"), ("retrieval", "torchrun")])
+def test_two_processes_train_as_one_with_the_whole_batch(method, launcher, scenes, tmp_path):
+    """Batches of 3 and 1, of which one process has nothing."""
+    options = {**scenes, "method": method, "batch_size": 3}
+    assert tiny.train(tmp_path / "one", **options) == 0
+    train_by_two(tmp_path / "two", launcher, **options)
+    expected, got = tiny.history(tmp_path / "one"), tiny.history(tmp_path / "two")
+    assert len(expected) == len(got) == len(stages(tiny.configured(method=method)))
+    for a, b in zip(expected, got):
+        assert a.keys() == b.keys() and a["rates"] == b["rates"]
+        for name in a.keys() - {"rates"}:
+            assert b[name] == pytest.approx(a[name], rel=1e-3), (a["stage"], name)
+    assert tiny.summaries(tmp_path / "one").keys() == tiny.summaries(tmp_path / "two").keys()
+
+
+def test_statistics_of_processes_are_averaged(monkeypatch):
+    """Those of BatchNorm, before validation; here the other process has seen as much as this one, and 2 more."""
+    layer = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+    layer.register_buffer("constant", torch.ones(3))
+    layer(torch.randn(5, 3))
+    before = {name: x.clone() for name, x in layer.state_dict().items()}
+    module = staged.StagedModule([layer], None, None, [0], 0)
+    module.on_validation_start()  # one process
+    assert all(torch.equal(before[name], x) for name, x in layer.state_dict().items())
+    monkeypatch.setattr(staged.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(staged.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(staged.dist, "all_reduce", lambda flat: flat.add_(flat + 2))
+    module.on_validation_start()
+    for name, x in layer.state_dict().items():
+        torch.testing.assert_close(x, before[name] + 1 if "running" in name else before[name])
 
 
 # ---- The demo -----------------------------------------------------------------------------------------------------------
@@ -401,5 +691,5 @@ def test_commands_of_the_description():
     for command in commands:
         given = vars(localization._parser().parse_args(command))
         if given.pop("command") == "train":
-            options = {k: v for k, v in given.items() if k not in ("preset", "config", "output")}
+            options = {k: v for k, v in given.items() if k not in ("preset", "config", "output", "devices")}
             tiny.configuration.make(localization.Configuration, localization.PRESETS[given["preset"]], options)

@@ -210,6 +210,18 @@ def test_items_are_smoothed_in_the_frame_of_their_poses(items):
     assert (start - items[5]["pose"][0])[:2].norm() < 5
 
 
+def test_items_with_first_errors_are_smoothed(items):
+    """KITTI's, of validation and test: they are no concern of the localizer."""
+    made, options = made_localizer(), FEW | {"n_last": 30, "seed": SEED}
+    with_errors = items[2] | {"shift": torch.rand(4, 3)}
+    assert to_batch(with_errors).errors is not None
+    for form in (with_errors, to_batch(with_errors), default_collate([with_errors])):
+        got, want = made.smooth(form, **options).smoothed, made.smooth(items[2], **options).smoothed
+        if isinstance(form, Batch):
+            want = made.smooth(to_batch(items[2]), **options).smoothed
+        assert torch.equal(got.means, want.means) and torch.equal(got.log_weights, want.log_weights)
+
+
 # ---- Images -------------------------------------------------------------------------------------------------------------
 
 

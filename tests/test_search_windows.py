@@ -41,8 +41,50 @@ def test_windows_know_where_they_lie(centre, size, ppm):
         assert abs(float(middle[i]) - max(-room, min(room, centre[i]))) <= 0.5 / ppm + 1e-9
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_several_windows_of_one_map(layout):
+    """The same windows, and gradients of the map, as of a copy of the map for each."""
+    whole = torch.randn(2, 3, 40, 50, dtype=F64).contiguous(memory_format=layout).requires_grad_()
+    copied = whole.detach().clone().requires_grad_()
+    rows, centres = torch.tensor([1, 0, 0, 1, 1]), 20 * (torch.rand(5, 2, dtype=F64) - 0.5)
+    map, weights = numbered(), torch.randn(5, 3, 12, 12, dtype=F64)
+    got = crop(map._replace(features=whole), centres, 6.0, rows)
+    want = [
+        crop(map._replace(features=copied[row : row + 1], first=map.first[row : row + 1]), centre.unsqueeze(0), 6.0)
+        for row, centre in zip(rows, centres)
+    ]
+    assert torch.equal(got.features, torch.cat([w.features for w in want]))
+    assert torch.equal(got.first, torch.cat([w.first for w in want]))
+    (got.features * weights).sum().backward()
+    sum((w.features * x).sum() for w, x in zip(want, weights)).backward()
+    torch.testing.assert_close(whole.grad, copied.grad, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: crop(map._replace(features=x), centres, 1.0, rows).features, whole)
+
+
+def test_windows_alone_are_copied():
+    """No tensor as large as the maps for each window is made, on the way there or back."""
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            out = function(*arguments, **(named or {}))
+            made = [x for x in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(x, torch.Tensor)]
+            sizes.extend(x.numel() for x in made)
+            return out
+
+    features = torch.zeros(2, 4, 200, 200, requires_grad=True)
+    map = centred_map(features, 2.0)
+    with Watch():
+        crop(map, torch.zeros(60, 2), 5.0, torch.arange(2).repeat_interleave(30)).features.sum().backward()
+    assert max(sizes) == features.numel() and sum(size == features.numel() for size in sizes) <= 4
+
+
 def test_bad_windows():
     map = numbered()
+    with pytest.raises(ValueError, match=r"rows: expected numbers of 2 maps, got \[0, 2\]"):
+        crop(map, torch.zeros(2, 2), 5.0, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match=r"centres: expected shape \(3, 2\) or \(3, 3\), got \(2, 2\)"):
+        crop(map, torch.zeros(2, 2), 5.0, torch.tensor([0, 0, 1]))
     with pytest.raises(ValueError, match=r"centres: expected shape \(2, 2\) or \(2, 3\), got \(1, 2\)"):
         crop(map, torch.zeros(1, 2), 5.0)
     with pytest.raises(ValueError, match="centres: expected finite"):
@@ -117,6 +159,22 @@ def test_where_nothing_is_observed_the_pose_is_moved_by_the_action():
     torch.testing.assert_close(run.poses[0, 3:6, 0, :2], expected[:, :2])
     assert run.log_probs[0, 4].tolist() == [0.0, -math.inf] and run.log_normalizer[0, 4] == 0
     assert (run.poses[:, 6:, 0, :2] - truth[:, 6:, :2]).abs().max() <= 0.25 + 1e-9
+
+
+def test_frames_that_nobody_observes_are_not_searched():
+    map, (truth, actions) = numbered(height=120, width=120), trajectory()
+    observed = torch.ones(2, 12, dtype=torch.bool)
+    observed[:, [0, 5]], observed[1, 7] = False, False
+    for whole in (
+        lambda s: search_sliding_window(s, map, truth.unbind(1), truth[:, 0], actions, observed, size=8.0, k=2),
+        lambda s: search_true_window(s, map, truth.unbind(1), truth, observed, size=8.0, k=2),
+    ):
+        searcher = Nearest()
+        run = whole(searcher)
+        assert len(searcher.windows) == 10
+        torch.testing.assert_close(run.poses[:, 0, 0], truth[:, 0])
+        assert run.log_probs[:, 5].tolist() == [[0.0, -math.inf]] * 2 and run.log_normalizer[:, 5].tolist() == [0.0, 0.0]
+        assert (run.poses[:, :, 0, :2] - truth[..., :2]).abs().max() <= 0.25 + 1e-9
 
 
 def test_dense_search_in_a_window_is_dense_search_of_that_piece_of_map():

@@ -139,12 +139,16 @@ def build(c: Configuration) -> Tracker:
 
 @torch.no_grad()
 def evaluate(tracker: Tracker, states: Tensor, observations: Tensor, seed: int) -> dict[str, dict[str, float]]:
-    """The numbers of the result table, {belief: {nll, position_error, heading_error_degrees, ...}}, over all steps."""
+    """The numbers of the result table, {belief: {nll, position_error, heading_error_degrees, ...}}, over all steps.
+
+    It computes where the configuration says, and the tracker stays there.
+    """
     totals: dict[str, dict[str, float]] = {}
-    tracker.eval()
+    place = staged.device(tracker.c.accelerator)
+    tracker.to(place).eval()
     for i, index in enumerate(torch.arange(len(states)).split(tracker.c.evaluation_batch_size)):
-        truth = states[index]
-        for name, belief in tracker.beliefs(truth, observations[index], mix(seed, 6, i)).items():
+        truth = states[index].to(place)
+        for name, belief in tracker.beliefs(truth, observations[index].to(place), mix(seed, 6, i)).items():
             for key, value in (metrics.summarize(belief, truth) | of_modes(belief, truth)).items():
                 row = totals.setdefault(name, {})
                 row[key] = row.get(key, 0.0) + value * len(index) / len(states)
@@ -195,6 +199,7 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices:
     runs = [dataclasses.replace(c, seed=c.seed + i) for i in range(runs_at_once)]
     folders = [folder] if runs_at_once == 1 else [folder / f"seed_{run.seed}" for run in runs]
     first = staged.rank() == 0
+    staged.device(c.accelerator)
     for run, own in zip(runs, folders) if first else ():
         _open_folder(run, own)
     torch.set_num_threads(c.threads)
@@ -217,14 +222,17 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices:
     return records
 
 
-def run_evaluation(folder: Path, n_sequences: int | None, n_particles: int | None, seed: int) -> dict[str, Any]:
-    """Evaluate a finished run on fresh sequences, perhaps with another number of particles."""
+def run_evaluation(
+    folder: Path, n_sequences: int | None, n_particles: int | None, seed: int, machine: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Evaluate a finished run on fresh sequences, perhaps with another number of particles or on another machine."""
     checkpoint = folder / "model.pt"
     if not checkpoint.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    changes = {"n_evaluation": n_sequences, "n_particles": n_particles}
-    c = configuration.make(Configuration, saved["configuration"], {k: v for k, v in changes.items() if v is not None})
+    numbers = {"n_evaluation": n_sequences, "n_particles": n_particles}
+    changes = {k: v for k, v in numbers.items() if v is not None} | (machine or {})
+    c = configuration.make(Configuration, saved["configuration"], changes)
     torch.set_num_threads(c.threads)
     tracker = build(c)
     tracker.load_state_dict(saved["state_dict"])
@@ -284,6 +292,8 @@ def _parser():
     evaluation.add_argument("--n-evaluation", type=int, metavar="INT", help="sequences [as the run]")
     evaluation.add_argument("--n-particles", type=int, metavar="INT", help="particles of a filter [as the run]")
     evaluation.add_argument("--seed", type=int, default=1, metavar="INT", help="seed of sequences and particles [1]")
+    others = tuple(f.name for f in dataclasses.fields(Configuration) if f.name not in ("accelerator", "threads"))
+    configuration.add_flags(evaluation, Configuration, without=others)
     reproduce.add_parser(commands, Configuration, PRESETS)
     return parser
 
@@ -294,7 +304,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = given.pop("command")
     try:
         if command == "evaluate":
-            run_evaluation(given["run"], given["n_evaluation"], given["n_particles"], given["seed"])
+            numbers = [given.pop(name) for name in ("run", "n_evaluation", "n_particles", "seed")]
+            run_evaluation(*numbers, machine=given)
         elif command == "reproduce":
             return reproduce.main(given, sys.modules[__name__])
         elif command == "demo":
@@ -313,8 +324,12 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. The same command goes on from the last whole epoch.", file=sys.stderr)
+        goes_on = "" if command == "evaluate" else " The same command goes on from the last whole epoch."
+        print(f"\nInterrupted.{goes_on}", file=sys.stderr)
         return 130
     return 0
 

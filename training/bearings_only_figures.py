@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.colors import LinearSegmentedColormap
-from staged import mix
+from staged import mix, on_cpu
 from torch import Tensor
 
 from mdps import Mixture, metrics
@@ -33,8 +33,10 @@ def draw_run(
     """Draw every figure of a run into folder/figures, as PNG and PDF."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     states, observations = (s[:200] for s in sequences)
+    place = next(tracker.parameters()).device
     with torch.no_grad():
-        beliefs = tracker.beliefs(states, observations, mix(seed, 8))
+        found = tracker.beliefs(states.to(place), observations.to(place), mix(seed, 8))
+    beliefs = {name: on_cpu(belief) for name, belief in found.items()}
     drawn = {"likelihood_over_time": likelihood_over_time(beliefs, states)}
     for i in range(min(2, len(states))):
         drawn[f"trajectory_{i + 1}"] = trajectory(beliefs, states, observations, i)

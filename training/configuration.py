@@ -19,9 +19,11 @@ class ConfigurationError(ValueError):
     """A wrong entry; the message names it, what was expected and what came."""
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None, minimum: float | None = None) -> Any:
+def option(
+    default: Any, help: str, choices: tuple[str, ...] | None = None, minimum: float | None = None, even: bool = False
+) -> Any:
     """Declare a field of a configuration: its default, its meaning and unit, and what is allowed."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum, "even": even})
 
 
 def add_flags(parser: argparse.ArgumentParser, configuration: type, without: tuple[str, ...] = ()) -> None:
@@ -116,6 +118,8 @@ def _checked(field, value):
         raise ConfigurationError(f"{field.name}: expected one of {list(choices)}, got {value!r}")
     if minimum is not None and not value >= minimum:
         raise ConfigurationError(f"{field.name}: expected at least {minimum}, got {value}")
+    if field.metadata["even"] and value % 2:
+        raise ConfigurationError(f"{field.name}: expected an even number, got {value}")
     return value
 
 

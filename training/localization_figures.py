@@ -4,7 +4,7 @@
 
 A result is one JSON for each method and run (and number of particles, in a folder of an ablation):
     format: "mdps localization result 1"; title, method, run, command;
-    versions, data: texts by name: what was installed; which data, with their fingerprint;
+    versions, data: texts by name: what was installed; which data (path, fingerprint), and where the method starts;
     summary: what `mdps.localization.errors.summarize` returned;
     particles: their number, or null; training: hours, memory_mb, hardware, parameters, or null.
 The method "chance" is the line to be above (`errors.guesses`). Several runs of a method are drawn and printed as their median.
@@ -37,7 +37,7 @@ STYLE = {
 LINES = {
     "mdps": ("#009E73", "-"), "mdpf": ("#0072B2", "-"), "mdpf-backward": ("#D55E00", "-"), "ffbs": ("#56B4E9", "-"),
     "dense-search": ("#CC79A7", "-"), "dense-search-cheat": ("#CC79A7", "--"), "retrieval": ("#E69F00", "-"),
-    "retrieval-cheat": ("#E69F00", "--"), "retrieval-pf": ("#8C564B", "-"), "odometry": ("0.45", "-."), "chance": ("0.45", ":"),
+    "retrieval-cheat": ("#E69F00", "--"), "retrieval-pf": ("#8C564B", "-"), "chance": ("0.45", ":"),
 }  # fmt: skip
 """Colour and dashes of the methods, in the order of tables and legends; others come before chance, in colours of their own."""
 OTHERS = ("#332288", "#AA4499", "#44AA99", "#999933", "#882255", "#117733")
@@ -46,6 +46,8 @@ ESTIMATES = {
     "top_3_jointly": "best of top 3 (nearest in position)",
     "top_3_per_axis": "best of top 3 (each error for itself)",
 }
+DATA = ("path", "fingerprint")
+"""Of a result's data; what else it tells is where the method starts."""
 N_BANDS = 3
 """Methods with quartiles: more would hide one another."""
 UNITS = {"position": "m", "angle": "°", "lateral": "m", "longitudinal": "m"}
@@ -63,6 +65,7 @@ class Training:
 
     hours: float
     memory_mb: float
+    """Of the GPU where one was used, else of the process."""
     hardware: str
     parameters: int
 
@@ -220,7 +223,7 @@ def compute_table(results: Sequence[Result]) -> str:
 def report(results: Sequence[Result]) -> str:
     """All tables, and what was run, as Markdown."""
     summary = results[0].summary
-    data = _distinct(", ".join(f"{k} {v}" for k, v in r.data.items()) for r in results)
+    data = _distinct(", ".join(f"{k} {r.data[k]}" for k in DATA if k in r.data) for r in results)
     versions = _distinct(", ".join(f"{k} {v}" for k, v in r.versions.items()) for r in results)
     lines = [
         f"{summary['steps']} steps of {summary['sequences']} sequences of: {data}. Recall in percent; with {versions}.",
@@ -228,8 +231,19 @@ def report(results: Sequence[Result]) -> str:
     for estimate, title in ESTIMATES.items():
         for axes in (("position", "angle"), ("lateral", "longitudinal")):
             lines += ["", f"{title[0].upper()}{title[1:]}, {' and '.join(axes)}:", "", recall_table(results, estimate, axes)]
+    if starts := _starts(results):
+        lines += ["", "Where methods start:", "", *starts]
     lines += ["", "Training:", "", compute_table(results), "", "Commands:", "", "```"]
     return "\n".join([*lines, *dict.fromkeys(r.command for r in results), "```", ""])
+
+
+def _starts(results: Sequence[Result]) -> list[str]:
+    """A line for each method that says where it starts."""
+    told = {
+        runs[0].title: _distinct(", ".join(f"{k} {v}" for k, v in r.data.items() if k not in DATA) for r in runs)
+        for runs in by_method(results).values()
+    }
+    return [f"- {title}: {starts}" for title, starts in told.items() if starts]
 
 
 def draw(results: Sequence[Result], folder: Path) -> str:

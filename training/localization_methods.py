@@ -10,15 +10,26 @@ Source: the paper, "City Scale Global Localization Task", and its appendix, "MDP
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from localization_base import (
+    WHOLE,
+    Belief,
+    Localization,
+    map_of_each_frame,
+    mean_of_observed,
+    odometry_noise,
+    of_rows,
+    row_keys,
+    side,
+    start,
+    view_loss,
+)
 from staged import Stage
 from torch import Tensor, nn
 
 from mdps import ForwardFilterBackwardSmoother, KernelDynamics, Mixture, TruncatedGradientParticleFilter, ops
-from mdps.datasets import OdometryNoise
-from mdps.datasets.odometry import KITTI_NOISE, MAPILLARY_NOISE
 from mdps.localization import (
     FULL,
     SMALL,
@@ -34,7 +45,6 @@ from mdps.localization import (
     anywhere,
     around,
     make_scene,
-    pose_loss,
     seeing,
 )
 from mdps.localization.dense_search import DenseSearch
@@ -55,61 +65,24 @@ FIRST_TEMPERATURE = 5.0
 class Method:
     """One method: its model and the stages of its training."""
 
-    build: Callable[[Any], "Localization"]
+    build: Callable[[Any], Localization]
     stages: Callable[[Any], list[Stage]]
     learns_from_views: bool = False
     """Whether it can begin with the stage "single views"."""
 
 
-class Localization(nn.Module):
-    """What training and evaluation need of a method's model."""
-
-    c: Any
-    """The configuration."""
-
-    def groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by what the stages call them; every parameter is in one group."""
-        raise NotImplementedError
-
-    def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
-        """The named losses of a batch."""
-        raise NotImplementedError
-
-    def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
-        """What the model says of a batch, by the name of each of its beliefs."""
-        raise NotImplementedError
-
-    def titles(self) -> dict[str, tuple[str, str]]:
-        """Title and name, in figures, of each of its beliefs."""
-        raise NotImplementedError
-
-    def starts(self, fixed: bool) -> dict[str, str]:
-        """What results say of where filters start; fixed: from errors that the data's lists name."""
-        forward = "the errors that KITTI's lists name" if fixed else f"up to {self.c.first_offset:g} m east and north"
-        return {"start off the truth by": forward, "backward start": self.c.backward_start}
-
-    @staticmethod
-    def losses_together(
-        models: "Sequence[Localization]",
-        batches: Sequence[Batch],
-        names: tuple[str, ...],
-        seeds: Sequence[int],
-        rows: slice = slice(None),
-    ) -> list[dict[str, Tensor]]:
-        """The losses of several models, each with its batch; of these rows of it."""
-        return [m.losses(of_rows(b, rows), names, seed) for m, b, seed in zip(models, batches, seeds, strict=True)]
-
-
-def of_rows(batch: Batch, rows: slice) -> Batch:
-    """Some of the sequences of a batch."""
-    return Batch(*(x[rows] if isinstance(x, Tensor) else x for x in batch))
-
-
-class Smoother(Localization):
+class SmootherExperiment(Localization):
     """MDPS, and in it the forward and the backward MDPF; to compare, FFBS with the forward filter's likelihood.
 
     FFBS needs a density of the dynamics: odometry with Gaussian and von Mises noise, as wide as that of Retrieval (PF).
     """
+
+    outputs: ClassVar = {
+        "forward": Belief("MDPF", "mdpf", ("forward",)),
+        "backward": Belief("MDPF-Backward", "mdpf-backward", ("backward",)),
+        "smoothed": Belief("MDPS", "mdps", ("forward", "backward")),
+        "classical": Belief("FFBS", "ffbs", ("forward",), is_trained=False),
+    }
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -132,27 +105,33 @@ class Smoother(Localization):
             "output": list(s.posterior_bandwidth.parameters()),
         }
 
-    def beliefs(self, batch: Batch, seed: int, smoothed: bool = True) -> dict[str, Mixture]:
-        """Beliefs of batch shape (B, T) from starts around the truth; the smoothed ones where they are asked for."""
-        c, keys = self.c, ops.split_seed(torch.tensor(seed, device=batch.poses.device), 3)
-        scene = self._observe(batch)
-        initial = start(batch, c, keys[0])
-        if c.backward_start == "true":
-            final = around(batch.poses[:, -1], c.n_last, c.first_metres, 1.0, keys[1])
-        else:
-            final = anywhere(len(batch.poses), c.n_last, (side(batch), side(batch)), keys[1])
-        call = self.model if smoothed else self.model.filter
-        result = call(scene, initial, final, batch.actions, batch.observed, keys[2])
-        if smoothed:
-            return {
-                "forward": result.forward.posterior, "backward": result.backward.posterior, "smoothed": result.smoothed
-            }  # fmt: skip
-        return {"forward": result[0].posterior, "backward": result[1].posterior}
+    def beliefs(
+        self, batch: Batch, seed: int, smoothed: bool = True, rows: slice = WHOLE, scene: Scene | None = None
+    ) -> dict[str, Mixture]:
+        """Beliefs of batch shape (B, T) from starts around the truth; the smoothed ones where they are asked for.
 
-    def classical(self, batch: Batch, seed: int) -> Mixture:
+        rows: those that are computed, with the random numbers that they have in the whole batch; scene: what they see, where
+        it is known already.
+        """
+        c, keys = self.c, ops.split_seed(torch.tensor(seed, device=batch.poses.device), 3)
+        some, (_, end, run) = of_rows(batch, rows), (row_keys(key, batch, rows) for key in keys)
+        scene = self._observe(some) if scene is None else scene
+        initial = start(batch, c, keys[0], rows)
+        if c.backward_start == "true":
+            final = around(some.poses[:, -1], c.n_last, c.first_metres, 1.0, end)
+        else:
+            final = anywhere(len(some.poses), c.n_last, (side(batch), side(batch)), end)
+        filters = self.model.smoother.forward_filter, self.model.smoother.backward_filter
+        learns = any(p.requires_grad for f in filters for p in f.parameters()) or scene.map.features.requires_grad
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            pair = self.model.filter(scene, initial, final, some.actions, some.observed, run)
+        found = {"forward": pair[0].posterior, "backward": pair[1].posterior}
+        return found | {"smoothed": self.model.smooth(scene, *pair, some.observed, run).smoothed} if smoothed else found
+
+    def classical(self, batch: Batch, seed: int, scene: Scene) -> Mixture:
         """The belief of FFBS, batch shape (B, T), from the start that the forward filter has."""
         c, keys = self.c, ops.split_seed(torch.tensor(seed, device=batch.poses.device), 4)
-        forward, scene = self.model.smoother.forward_filter, self._observe(batch)
+        forward = self.model.smoother.forward_filter
         likelihood, dynamics = forward.likelihood, KernelDynamics(_Odometry(), GAUSSIAN_NOISE, SPACE)
         bandwidths = forward.posterior_bandwidth().tolist()
         options = {"posterior_bandwidth": bandwidths, "minimum_bandwidth": 0.0}
@@ -162,13 +141,14 @@ class Smoother(Localization):
             initial = start(batch, c, keys[0])
             return smoother(scene.codes(), initial, batch.actions, observed=batch.observed, seed=keys[3]).smoothed
 
-    def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, names: tuple[str, ...], seed: int, rows: slice = WHOLE) -> dict[str, Tensor]:
         if names == ("view",):
             filters = self.model.smoother.forward_filter, self.model.smoother.backward_filter
             log_temperatures = torch.stack([f.likelihood.log_temperature for f in filters])
-            return {"view": _view_loss(self._observe(batch), batch, log_temperatures, self.c.n_others, seed)}
-        beliefs = self.beliefs(batch, seed, "smoothed" in names)
-        return {name: -beliefs[name].log_prob(batch.poses).mean() for name in names}
+            scene = self._observe(of_rows(batch, rows))
+            return {"view": view_loss(scene, batch, log_temperatures, self.c.n_others, seed, rows)}
+        beliefs = self.beliefs(batch, seed, "smoothed" in names, rows)
+        return {name: -beliefs[name].log_prob(batch.poses[rows]).mean() for name in names}
 
     def _observe(self, batch: Batch) -> Scene:
         """Without a graph where the encoders do not learn: it would take the most memory of all. Their BatchNorm stays, too."""
@@ -178,18 +158,22 @@ class Smoother(Localization):
             seen = batch.images, batch.camera, batch.classes, batch.pixels_per_metre
             return self.model.observe(*seen, chunk=self.c.chunk or None)
 
-    def titles(self) -> dict[str, tuple[str, str]]:
-        mdpf = {"forward": ("MDPF", "mdpf"), "backward": ("MDPF-Backward", "mdpf-backward")}
-        return mdpf | {"smoothed": ("MDPS", "mdps"), "classical": ("FFBS", "ffbs")}
+    def estimates(self, batch: Batch, seed: int, names: Sequence[str] | None = None) -> dict[str, Estimates]:
+        names, scene = names or tuple(self.outputs), self._observe(batch)
+        beliefs = self.beliefs(batch, seed, "smoothed" in names, scene=scene)
+        if "classical" in names:
+            beliefs["classical"] = self.classical(batch, seed, scene)
+        return {name: estimates_of(beliefs[name], batch.poses) for name in names}
 
-    def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
-        beliefs = self.beliefs(batch, seed) | {"classical": self.classical(batch, seed)}
-        return {name: estimates_of(belief, batch.poses) for name, belief in beliefs.items()}
 
+class SearchExperiment(Localization):
+    """Dense search with encoders of its own: each frame by itself, in a window that begins at the truth and slides with the
+    odometry, or is centred on the truth."""
 
-class Search(Localization):
-    """Dense search with encoders of its own: each frame by itself, in a window that slides with the odometry or is centred on
-    the truth."""
+    outputs: ClassVar = {
+        "sliding": Belief("Dense search", "dense-search", ("sliding",)),
+        "true window": Belief("Dense search, window at the truth", "dense-search-cheat", ("true window",)),
+    }
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -202,26 +186,19 @@ class Search(Localization):
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"encoders": list(self.encoders.parameters()), "temperatures": list(self.search.parameters())}
 
-    def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
-        map, views = self._encode(batch)
+    def losses(self, batch: Batch, names: tuple[str, ...], seed: int, rows: slice = WHOLE) -> dict[str, Tensor]:
+        some = of_rows(batch, rows)
+        map, views = self._encode(some)
         if names == ("view",):
             scene = make_scene(map, views, self.search.grid)
-            return {"view": _view_loss(scene, batch, self.search.log_temperature, self.c.n_others, seed)}
-        B, T, _ = batch.poses.shape
-        rows = torch.arange(B, device=batch.poses.device).repeat_interleave(T)
-        truth = batch.poses.flatten(0, 1)
-        random = ops.philox_uniform(torch.tensor(seed, device=truth.device), (B * T, 2))
-        of_frames = MapFeatures(map.features[rows], map.first[rows], map.pixels_per_metre)
-        window = crop(of_frames, truth[:, :2] + (random - 0.5) * 0.75 * self.c.training_window, self.c.training_window)
-        return {"window": self.search.loss(window, BirdsEyeView(*(x.flatten(0, 1) for x in views)), truth).mean()}
+            return {"view": view_loss(scene, batch, self.search.log_temperature, self.c.n_others, seed, rows)}
+        n, random = batch.observed.numel(), torch.tensor(seed, device=batch.poses.device)
+        off = (ops.philox_uniform(random, (n, 2)).view(*batch.observed.shape, 2)[rows] - 0.5) * 0.75 * self.c.training_window
+        window = crop(map, (some.poses[..., :2] + off).flatten(0, 1), self.c.training_window, map_of_each_frame(some))
+        loss = self.search.loss(window, BirdsEyeView(*(x.flatten(0, 1) for x in views)), some.poses.flatten(0, 1))
+        return {"window": mean_of_observed(loss.view_as(some.observed), batch, rows)}
 
-    def titles(self) -> dict[str, tuple[str, str]]:
-        return {
-            "sliding": ("Dense search", "dense-search"),
-            "true window": ("Dense search, window at the truth", "dense-search-cheat"),
-        }
-
-    def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
+    def estimates(self, batch: Batch, seed: int, names: Sequence[str] | None = None) -> dict[str, Estimates]:
         map, views = self._encode(batch)
         frames = [BirdsEyeView(*(x[:, t] for x in views)) for t in range(batch.poses.size(1))]
         self.search.n_rotations = self.c.n_test_rotations
@@ -232,8 +209,14 @@ class Search(Localization):
         return self.encoders.encode_map(batch.classes, batch.pixels_per_metre), views
 
 
-class Vectors(Localization):
+class RetrievalExperiment(Localization):
     """Retrieval, by itself and as the likelihood of a particle filter that learns nothing else."""
+
+    outputs: ClassVar = {
+        "sliding": Belief("Retrieval", "retrieval", ("sliding",)),
+        "true window": Belief("Retrieval, window at the truth", "retrieval-cheat", ("true window",)),
+        "filter": Belief("Retrieval (PF)", "retrieval-pf", ("forward",), is_trained=False),
+    }
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -248,21 +231,14 @@ class Vectors(Localization):
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"encoders": list(self.retrieval.parameters())}
 
-    def losses(self, batch: Batch, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:
-        map, vectors = self._encode(batch)
-        rows = torch.arange(len(vectors), device=vectors.device).repeat_interleave(vectors.size(1))
-        of_frames = MapFeatures(map.features[rows], map.first[rows], map.pixels_per_metre)
-        window = crop(of_frames, batch.poses.flatten(0, 1), self.c.training_window)
-        return {"window": self.retrieval.loss(window, vectors.flatten(0, 1), batch.poses.flatten(0, 1)).mean()}
+    def losses(self, batch: Batch, names: tuple[str, ...], seed: int, rows: slice = WHOLE) -> dict[str, Tensor]:
+        some = of_rows(batch, rows)
+        map, vectors = self._encode(some)
+        window = crop(map, some.poses.flatten(0, 1), self.c.training_window, map_of_each_frame(some))
+        loss = self.retrieval.loss(window, vectors.flatten(0, 1), some.poses.flatten(0, 1))
+        return {"window": mean_of_observed(loss.view_as(some.observed), batch, rows)}
 
-    def titles(self) -> dict[str, tuple[str, str]]:
-        return {
-            "sliding": ("Retrieval", "retrieval"),
-            "true window": ("Retrieval, window at the truth", "retrieval-cheat"),
-            "filter": ("Retrieval (PF)", "retrieval-pf"),
-        }
-
-    def estimates(self, batch: Batch, seed: int) -> dict[str, Estimates]:
+    def estimates(self, batch: Batch, seed: int, names: Sequence[str] | None = None) -> dict[str, Estimates]:
         c, (map, vectors) = self.c, self._encode(batch)
         keys = ops.split_seed(torch.tensor(seed, device=batch.poses.device), 2)
         filter_ = TruncatedGradientParticleFilter(
@@ -310,36 +286,6 @@ def _in_windows(searcher: Any, map: MapFeatures, views: Sequence[Any], batch: Ba
     }
 
 
-def _view_loss(scene: Scene, batch: Batch, log_temperatures: Tensor, n: int, seed: int) -> Tensor:
-    key = torch.tensor(seed, device=batch.poses.device)
-    return pose_loss(scene, batch.poses, n, log_temperatures, side(batch), key).mean()
-
-
-def start(batch: Batch, c: Any, seed: Tensor) -> Tensor:
-    """Particles of the first step, around a guess of the true pose: the data's own, of KITTI's lists for validation and test,
-    or a place drawn near it. Around the truth itself the start's own middle would be the answer."""
-    middle, particles = ops.split_seed(seed, 2).unbind()
-    poses = batch.poses[:, 0]
-    if batch.errors is not None:
-        guess = SPACE.wrap(poses + batch.errors[:, 0])
-    else:
-        error = c.first_offset * (2 * ops.philox_uniform(middle, (len(poses), 2)) - 1)
-        guess = torch.cat([poses[:, :2] + error, poses[:, 2:]], -1)
-    return around(guess, c.n_first, c.first_metres, c.first_concentration, particles)
-
-
-def odometry_noise(c: Any) -> OdometryNoise:
-    """The configuration's, or the data's own."""
-    own = KITTI_NOISE if c.layout == "kitti" else MAPILLARY_NOISE
-    metres = own.metres if c.odometry_metres < 0 else c.odometry_metres
-    return OdometryNoise(metres, own.degrees if c.odometry_degrees < 0 else c.odometry_degrees)
-
-
-def side(batch: Batch) -> float:
-    """Of the maps, in metres."""
-    return batch.classes.size(-1) / batch.pixels_per_metre
-
-
 # ---- Stages -------------------------------------------------------------------------------------------------------------
 
 
@@ -366,9 +312,9 @@ def _retrieval_stages(c: Any) -> list[Stage]:
 
 
 METHODS: dict[str, Method] = {
-    "mdps": Method(Smoother, _smoother_stages, learns_from_views=True),
-    "dense-search": Method(Search, _search_stages, learns_from_views=True),
-    "retrieval": Method(Vectors, _retrieval_stages),
+    "mdps": Method(SmootherExperiment, _smoother_stages, learns_from_views=True),
+    "dense-search": Method(SearchExperiment, _search_stages, learns_from_views=True),
+    "retrieval": Method(RetrievalExperiment, _retrieval_stages),
 }
 
 

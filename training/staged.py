@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
 import torch
 import torch.distributed as dist
-from configuration import write_whole
+from configuration import ConfigurationError, write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -133,6 +133,11 @@ class StagedModule(L.LightningModule):
         if norm.isfinite():
             optimizer.step()
 
+    def on_validation_start(self) -> None:
+        """Processes have seen other rows: they go on with one set of BatchNorm's statistics, the average of theirs."""
+        layers = [layer for layer in self.models.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        average([x for layer in layers for x in (layer.running_mean, layer.running_var) if x is not None])
+
     def validation_step(self, batches: Sequence[Any], index: int) -> None:
         self._losses(batches, [mix(s, 2, index) for s in self.seeds], "validation")
 
@@ -165,6 +170,30 @@ class Together(DDPStrategy):
         """Leave the model as it is."""
 
 
+def device(accelerator: str) -> torch.device:
+    """Where this process computes: auto is a GPU where there is one.
+
+    Raises:
+        ConfigurationError: gpu where there is none.
+    """
+    if accelerator != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if accelerator == "gpu":
+        raise ConfigurationError("accelerator: expected cpu or auto, as torch finds no GPU here, got gpu")
+    return torch.device("cpu")
+
+
+def on_cpu(belief: mdps.Mixture) -> mdps.Mixture:
+    """The same on the CPU, as what is drawn has to be."""
+    return mdps.Mixture(belief.means.cpu(), belief.log_weights.cpu(), belief.bandwidths.cpu(), belief.space)
+
+
+def hardware(place: torch.device, n: int = 1) -> str:
+    """What n devices of this kind are called."""
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else versions()["machine"]
+    return f"{n} x {name}" if n > 1 else name
+
+
 def rank() -> int:
     """The number of this process among those that train together; 0 is the one that writes."""
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
@@ -188,6 +217,14 @@ def add_up(tensors: Sequence[torch.Tensor]) -> None:
     dist.all_reduce(flat)
     for t, total in zip(tensors, flat.split([t.numel() for t in tensors])):
         t.copy_(total.view_as(t))
+
+
+def average(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace tensors by their averages over all processes."""
+    add_up(tensors)
+    if dist.is_initialized():
+        for t in tensors:
+            t.div_(dist.get_world_size())
 
 
 class EpochSampler(Sampler[list[torch.Tensor]]):
@@ -375,6 +412,7 @@ def train(
     its share of every batch, with the random numbers of the whole, and number 0 writes.
 
     Raises:
+        ConfigurationError: see `device`.
         KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folders.
         FloatingPointError: no epoch of a stage had a finite validation loss.
     """
@@ -385,7 +423,7 @@ def train(
             title = f"stage {index + 1}/{len(stages)} {stage.name}"
             module = StagedModule(models, stage, schedule, seeds, index)
             own = data[index] if isinstance(data, Sequence) else data
-            _train_stage(module, own, places, shared, title, {"accelerator": accelerator, "devices": devices})
+            _train_stage(module, own, places, shared, title, {"accelerator": device(accelerator).type, "devices": devices})
         for model, place in zip(models, places):
             model.load_state_dict(torch.load(place / "best.pt", map_location="cpu", weights_only=True))
     for model in models:

@@ -38,7 +38,7 @@ class SequenceDataModule(_Base):
 
     Args:
         root: the data set's folder.
-        length: T, frames in a sequence; 100 is long, others are short.
+        length: T, frames in a sequence.
         image: size and focal length of the images.
         crop_metres: side of the square of map; None: 400 up to T = 10, else 1228.
         noise: of the odometry.
@@ -122,6 +122,8 @@ class MapillaryDataModule(SequenceDataModule):
             one purpose; None: all scenes that are there.
         split: "seeded": long and short sequences as in `mdps.datasets.sequences`; "file": by the image ids of the split files,
             whose "val" is for validation and test.
+        long_length: frames of long sequences. With `length` less than that sequences are short ones: none for training has a
+            frame of a long one for validation or test.
         others: as in `SequenceDataModule`.
 
     Scenes that cannot be read, or have no map or no usable frames, are passed over with a warning. The authors leave out the
@@ -138,6 +140,7 @@ class MapillaryDataModule(SequenceDataModule):
         scenes: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         split: str = "seeded",
         length: int = SHORT,
+        long_length: int = LONG,
         image: ImageFormat = MAPILLARY_IMAGE,
         crop_metres: float | None = None,
         noise: OdometryNoise = MAPILLARY_NOISE,
@@ -162,7 +165,7 @@ class MapillaryDataModule(SequenceDataModule):
             n_workers=n_workers,
             seed=seed,
         )
-        self.wanted, self.split = scenes, split
+        self.wanted, self.split, self.long_length = scenes, split, long_length
 
     def read(self) -> tuple[list[Scene], Splits]:
         """Read the scenes, and say which of their sequences are for what."""
@@ -172,8 +175,9 @@ class MapillaryDataModule(SequenceDataModule):
             return list(scenes.values()), Splits(*map(self._runs, parts.values()))
         found = list(self._scenes(self.wanted).values())
         if self.split == "seeded":
-            deal = split_long if self.length >= LONG else split_short
-            return found, deal(found, self.seed, self.length)
+            if self.length >= self.long_length:
+                return found, split_long(found, self.seed, self.length)
+            return found, split_short(found, self.seed, self.length, self.long_length)
         ids = mapillary.read_splits(self.root, [scene.name for scene in found])
         of = {part: [mapillary.in_split(s, ids[part].get(s.name, set())) for s in found] for part in ids}
         return found, Splits(self._runs(of["train"]), self._runs(of["val"]), self._runs(of["val"]))

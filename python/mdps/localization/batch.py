@@ -32,6 +32,10 @@ class Batch(NamedTuple):
     errors: Tensor | None = None
     """(B, T, 3): KITTI's fixed errors of a first guess of each pose, East, North [m] and turn [rad]; None: there are none."""
 
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on a device."""
+        return Batch(*(x.to(device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
+
 
 def to_batch(items: Mapping[str, Any]) -> Batch:
     """Collated items of a data set, or one item (then B = 1), as a batch.
@@ -62,7 +66,8 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
     Raises:
         ValueError: maps that are not square.
     """
-    images, camera, classes, _, poses, actions, _, errors = batch
+    images, camera, classes, poses = batch.images, batch.camera, batch.classes, batch.poses
+    actions, errors = batch.actions, batch.errors
     if classes.size(-1) != classes.size(-2):
         raise ValueError(f"classes: expected square maps, got {tuple(classes.shape)}")
     if mirrored:

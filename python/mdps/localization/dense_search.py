@@ -40,15 +40,24 @@ class DenseSearch(nn.Module):
         n_rotations: K, even. The attribute may be changed at any time: 64 to train and 256 to evaluate, in the paper.
 
     Raises:
-        ValueError: n_rotations.
+        ValueError: n_rotations, whenever it is set.
     """
 
     def __init__(self, grid: Grid, n_rotations: int = 64) -> None:
         super().__init__()
-        if n_rotations < 2 or n_rotations % 2:
-            raise ValueError(f"n_rotations: expected an even number, at least 2, got {n_rotations}")
         self.grid, self.n_rotations = grid, n_rotations
         self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    @property
+    def n_rotations(self) -> int:
+        """K."""
+        return self._n_rotations
+
+    @n_rotations.setter
+    def n_rotations(self, n: int) -> None:
+        if n < 2 or n % 2:
+            raise ValueError(f"n_rotations: expected an even number, at least 2, got {n}")
+        self._n_rotations = n
 
     def search(self, map: MapFeatures, view: BirdsEyeView, k: int = 3, region: Region | None = None) -> SearchResult:
         """Return the k best poses, no two of them within 5 m (in x and in y) and 30 degrees of each other; no gradient.

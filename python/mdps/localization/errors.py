@@ -24,7 +24,7 @@ from ..metrics import negative_log_likelihood, position_error
 from ..mixture import Mixture
 
 RADII = (5.0, 5.0, math.radians(30))
-"""Modes as close as this, in metres and radians, count as one."""
+"""The paper's: modes, and poses of a volume of scores, that differ by less in x, y (metres) and heading (radians) are one."""
 RECALL_AT = (1.0, 3.0, 5.0)
 """Metres or degrees."""
 METRES = (0.0, 0.1, 0.5, *map(float, range(1, 31)))
@@ -58,6 +58,10 @@ class Estimates(NamedTuple):
     """(B, T) bool: False at padding, and at steps that are not to be judged."""
     nll: Tensor | None
     """(B, T) in nats, where the method has a density over poses."""
+
+    def cpu(self) -> "Estimates":
+        """The same on the CPU."""
+        return Estimates(*(x if x is None else x.cpu() for x in self))  # type: ignore[arg-type]
 
 
 def pose_errors(estimate: Tensor, truth: Tensor) -> PoseErrors:

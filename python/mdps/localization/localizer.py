@@ -6,7 +6,8 @@ their views cover. The filter's frame has its origin in the middle of the piece,
 the map's frame.
 
 The file is torch's .zip: numbers, names and weights, read with `weights_only`. Nothing in it is executed.
-Source: the paper, "City Scale Global Localization Task", for the starts.
+Source: the paper, "City Scale Global Localization Task", for the forward start; the backward filter's, anywhere on the map, is
+our own: where a sequence ends is not known.
 Cost of a step: that of the image network, and one `ops.pose_correlation` score a particle; where a piece is cut, the map
 network on it: some 560 m wide at a start of 50 m, then 220 m, about every 64 m of the way.
 """
@@ -286,12 +287,12 @@ class Localizer:
             expected, got = (self.image.height, self.image.width), tuple(batch.images.shape[-2:])
             raise ValueError(f"sequence: expected images of {expected} pixels, as in training, got {got}")
         places, ends, run = self._seeds(seed)
-        images, camera, classes, poses, actions, observed = (x.to(run.device) for x in batch if isinstance(x, Tensor))
-        scene = self.model.observe(images, camera, classes, batch.pixels_per_metre, chunk=_AT_ONCE)
-        width, height = (classes.size(i) / batch.pixels_per_metre for i in (-1, -2))
-        initial = around(poses[:, 0], n_first, metres, heading_concentration, places)
-        final = anywhere(len(poses), n_last, (width, height), ends)
-        beliefs = self.model(scene, initial, final, actions, observed, run)
+        batch = batch.to(run.device)
+        scene = self.model.observe(batch.images, batch.camera, batch.classes, batch.pixels_per_metre, chunk=_AT_ONCE)
+        width, height = (batch.classes.size(i) / batch.pixels_per_metre for i in (-1, -2))
+        initial = around(batch.poses[:, 0], n_first, metres, heading_concentration, places)
+        final = anywhere(len(batch.poses), n_last, (width, height), ends)
+        beliefs = self.model(scene, initial, final, batch.actions, batch.observed, run)
         if isinstance(sequence, Batch):
             return beliefs
         half = 0.5 / batch.pixels_per_metre  # of a pixel

@@ -99,6 +99,18 @@ class MapSmoother(nn.Module):
         with seeing(scene, *self._models()):
             return self.smoother.filter(scene.codes(), initial, final, actions, observed=observed, seed=seed)
 
+    def smooth(
+        self,
+        scene: Scene,
+        forward: FilterBeliefs,
+        backward: FilterBeliefs,
+        observed: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> SmootherBeliefs:
+        """Combine what `filter` returned; other arguments as for `forward`, which is both."""
+        with seeing(scene, *self._models()):
+            return self.smoother.smooth(forward, backward, scene.codes(), observed=observed, seed=seed)
+
     def forward(
         self,
         scene: Scene,

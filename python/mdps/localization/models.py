@@ -80,7 +80,9 @@ def mounted(poses: Tensor, mounts: Tensor) -> Tensor:
     return torch.stack([x + ahead * cosine - left * sine, y + ahead * sine + left * cosine, heading + turn], -1)
 
 
-def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor) -> Tensor:
+def pose_loss(
+    scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side: float, seed: Tensor, *, first: int = 0
+) -> Tensor:
     """-log of the share of a nearly true pose among n others, by temperature * score: what encoders learn from single images.
 
     It is as near to the truth as particles come, `NEAR` of it: a score that only the very truth has is of no use to a filter.
@@ -91,14 +93,16 @@ def pose_loss(scene: Scene, truth: Tensor, n: int, log_temperature: Tensor, side
         truth: (B, T, 3). n: at least 1.
         log_temperature: (), or (H) for as many losses, which are averaged.
         side: of the map in metres. seed: int64 ().
+        first: number of the first sequence among all that share the seed: of those alone, the losses that they have there.
 
     Returns:
         (B, T), in nats: log(n + 1) if all are equally likely.
     """
     B, T, _ = truth.shape
     true, (near_seed, far_seed) = truth.reshape(B * T, 1, 3), ops.split_seed(seed, 2).unbind()
-    near = true + truth.new_tensor(NEAR) * ops.philox_normal(near_seed, (B * T, 1, 3), dtype=truth.dtype)
-    apart = 2 * ops.philox_uniform(far_seed, (B * T, n, 3), dtype=truth.dtype) - 1
+    before, rows = first * T, (first + B) * T
+    near = true + truth.new_tensor(NEAR) * ops.philox_normal(near_seed, (rows, 1, 3), dtype=truth.dtype)[before:]
+    apart = 2 * ops.philox_uniform(far_seed, (rows, n, 3), dtype=truth.dtype)[before:] - 1
     reach = truth.new_tensor([[side / 2 + 32, side / 2 + 32, math.pi], [16.0, 16.0, math.pi]])
     around = (torch.arange(n, device=truth.device) * 2 >= n).long()  # half 0, half 1
     others = apart * reach[around] + true * around.unsqueeze(-1)

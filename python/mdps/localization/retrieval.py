@@ -5,6 +5,9 @@ sought among them. Search and loss are those of dense search (volumes.py). The s
 linearly, around the circle. As a filter's likelihood, with dynamics that are the action and noise, it is Retrieval (PF): no
 training, nothing learned but the vectors.
 
+Between two directions no score is above both of theirs: the best pose always lies on a quarter turn, however many headings are
+looked at, and its heading is off by up to 45 degrees.
+
 Deviation: the authors' program interpolates four directions to 256 as if they lay on a line, without a way from the last to
 the first.
 
@@ -24,7 +27,7 @@ from .volumes import Region, SearchResult, best_poses, negative_log_prob
 
 DIRECTIONS = 4
 """Direction d is d quarter turns from East, counter-clockwise."""
-SIZE = 16
+VECTOR_SIZE = 16
 """Of a vector."""
 SCALE = 32.0
 """Logits are cosines times this."""
@@ -61,7 +64,7 @@ class Retrieval(nn.Module):
         self.map_head = nn.Sequential(
             nn.Conv2d(map_channels, map_channels, 3, padding=1, padding_mode="replicate"),
             nn.ReLU(),
-            nn.Conv2d(map_channels, DIRECTIONS * SIZE, 1),
+            nn.Conv2d(map_channels, DIRECTIONS * VECTOR_SIZE, 1),
         )
         self.image_head = nn.Sequential(
             nn.Conv2d(image_channels, 512, 1),
@@ -70,7 +73,7 @@ class Retrieval(nn.Module):
             nn.Flatten(),
             nn.Linear(512, 1024),
             nn.ReLU(),
-            nn.Linear(1024, SIZE),
+            nn.Linear(1024, VECTOR_SIZE),
         )
 
     def encode_map(self, classes: Tensor, pixels_per_metre: float) -> MapFeatures:
@@ -88,7 +91,7 @@ class Retrieval(nn.Module):
         if height * columns != width * rows:
             shapes = f"{height, width} -> {rows, columns}"
             raise ValueError(f"map_trunk: expected height and width divided by one number, got {shapes}")
-        unit = F.normalize(vectors.unflatten(1, (DIRECTIONS, SIZE)), dim=2).flatten(1, 2)
+        unit = F.normalize(vectors.unflatten(1, (DIRECTIONS, VECTOR_SIZE)), dim=2).flatten(1, 2)
         return centred_map(unit, pixels_per_metre * rows / height)
 
     def encode_images(self, images: Tensor) -> Tensor:
@@ -192,7 +195,7 @@ class _Directions:
 
     def __init__(self, map: MapFeatures, codes: Tensor, n_rotations: int) -> None:
         _check_map(map)
-        expected = (map.features.size(0), SIZE)
+        expected = (map.features.size(0), VECTOR_SIZE)
         if codes.shape != expected:
             raise ValueError(f"view: expected vectors {expected}, got {tuple(codes.shape)}")
         self.n_rotations = n_rotations
@@ -215,10 +218,11 @@ def _logits(vectors: Tensor, codes: Tensor) -> Tensor:
     """Vectors (B, 4 * 16, ...) and those of images (B, 16) -> (B, 4, ...); half types are computed in float32."""
     dtype = torch.promote_types(torch.promote_types(vectors.dtype, codes.dtype), torch.float32)
     with torch.autocast(vectors.device.type, enabled=False):
-        return SCALE * torch.einsum("bde...,be->bd...", vectors.to(dtype).unflatten(1, (DIRECTIONS, SIZE)), codes.to(dtype))
+        apart = vectors.to(dtype).unflatten(1, (DIRECTIONS, VECTOR_SIZE))
+        return SCALE * torch.einsum("bde...,be->bd...", apart, codes.to(dtype))
 
 
 def _check_map(map: MapFeatures) -> None:
     shape = map.features.shape
-    if len(shape) != 4 or shape[1] != DIRECTIONS * SIZE or 0 in shape:
-        raise ValueError(f"map: expected features (B, {DIRECTIONS * SIZE}, H, W), got {tuple(shape)}")
+    if len(shape) != 4 or shape[1] != DIRECTIONS * VECTOR_SIZE or 0 in shape:
+        raise ValueError(f"map: expected features (B, {DIRECTIONS * VECTOR_SIZE}, H, W), got {tuple(shape)}")

@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .errors import RADII
 from .geometry import MapFeatures
-
-SUPPRESSION = (5.0, 5.0, math.radians(30))
-"""Radii in x and y (metres) and heading of the paper: poses that differ by less in every dimension are one."""
 
 
 class SearchResult(NamedTuple):
@@ -73,7 +71,7 @@ class Searcher(Protocol):
 def best_poses(volume: Volume, map: MapFeatures, k: int, region: Region | None = None) -> SearchResult:
     """Return the k best poses by non-maximum suppression: the best, then the best of the cells that are not near it, ...
 
-    Two poses are near each other if they differ by less than `SUPPRESSION` in every dimension, the rule of `Mixture.modes`.
+    Two poses are near each other if they differ by less than `errors.RADII` in every dimension, the rule of `Mixture.modes`.
 
     Args:
         volume: over the pixels of the map.
@@ -218,7 +216,7 @@ class _Suppression:
         turn = 2 * math.pi / volume.n_rotations
         units = (turn, 1 / map.pixels_per_metre, 1 / map.pixels_per_metre)
         # The most cells apart, in k, v and u, that two can be and near each other.
-        self.reach = [math.ceil(radius / unit - 1e-6) - 1 for radius, unit in zip(reversed(SUPPRESSION), units)]
+        self.reach = [math.ceil(radius / unit - 1e-6) - 1 for radius, unit in zip(reversed(RADII), units)]
         self.found: list[tuple[int, int, int]] = []
 
     def best(self, k: int) -> list[tuple[tuple[int, int, int], float]]:

@@ -8,49 +8,72 @@ so that all have one size.
 Source: the paper, "Applying baselines to city-scale environments". Cost: that of a search of one window a frame.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .geometry import SPACE, BirdsEyeView, MapFeatures
 from .volumes import Searcher, SearchResult
 
-SIZE = 256.0
+WINDOW = 256.0
 """Metres, of a side of the paper's windows."""
 
 
-def crop(map: MapFeatures, centres: Tensor, size: float) -> MapFeatures:
-    """Cut a square window out of each map, in the same frame.
+def crop(map: MapFeatures, centres: Tensor, size: float, rows: Tensor | None = None) -> MapFeatures:
+    """Cut square windows out of maps, in the frames of these.
 
     Args:
         map: of B places.
-        centres: (B, 2) or (B, 3), x and y first, metres: finite. The window's middle is the nearest that the pixels allow
+        centres: (N, 2) or (N, 3), x and y first, metres: finite. A window's middle is the nearest that the pixels allow
             and that keeps the window inside of the map.
         size: metres, rounded to pixels; where the map is smaller, the window is as small.
+        rows: int64 (N): the map that each window is of; None: there is one of each.
 
     Raises:
-        ValueError: shape or values of centres, or a size that is not positive.
+        ValueError: shape or values of centres or rows, or a size that is not positive.
 
-    Cost: a copy of the windows. A GPU is waited for.
+    Cost: a copy of the windows; for gradients, one map of B places more. A GPU is waited for.
     """
     B, _, height, width = map.features.shape
-    if centres.dim() != 2 or centres.size(0) != B or centres.size(1) not in (2, 3):
-        raise ValueError(f"centres: expected shape ({B}, 2) or ({B}, 3), got {tuple(centres.shape)}")
+    N = B if rows is None else len(rows)
+    if centres.dim() != 2 or centres.size(0) != N or centres.size(1) not in (2, 3):
+        raise ValueError(f"centres: expected shape ({N}, 2) or ({N}, 3), got {tuple(centres.shape)}")
     if not 0 < size < float("inf"):
         raise ValueError(f"size: expected a positive number of metres, got {size}")
     if not centres[:, :2].isfinite().all():
         raise ValueError(f"centres: expected finite positions, got {centres[:, :2].tolist()}")
+    of = list(range(B)) if rows is None else rows.tolist()
+    if not all(0 <= row < B for row in of):
+        raise ValueError(f"rows: expected numbers of {B} maps, got {of}")
+    first = map.first if rows is None else map.first[rows]
     pixels = max(1, round(size * map.pixels_per_metre))
-    rows, columns = min(pixels, height), min(pixels, width)
-    middle = (centres[:, :2] - map.first).double() * map.pixels_per_metre
-    u = (middle[:, 0] - 0.5 * (columns - 1)).round().clamp(0, width - columns)
-    v = (-middle[:, 1] - 0.5 * (rows - 1)).round().clamp(0, height - rows)
-    starts = zip(v.long().tolist(), u.long().tolist())
-    windows = [x[:, i : i + rows, j : j + columns] for x, (i, j) in zip(map.features, starts)]
-    return MapFeatures(
-        torch.stack(windows), map.first + (torch.stack([u, -v], -1) / map.pixels_per_metre).to(map.first), map.pixels_per_metre
-    )
+    shape = min(pixels, height), min(pixels, width)
+    middle = (centres[:, :2] - first).double() * map.pixels_per_metre
+    u = (middle[:, 0] - 0.5 * (shape[1] - 1)).round().clamp(0, width - shape[1])
+    v = (-middle[:, 1] - 0.5 * (shape[0] - 1)).round().clamp(0, height - shape[0])
+    corners = list(zip(of, v.long().tolist(), u.long().tolist()))
+    moved = first + (torch.stack([u, -v], -1) / map.pixels_per_metre).to(first)
+    return MapFeatures(_Cut.apply(map.features, corners, shape), moved, map.pixels_per_metre)
+
+
+class _Cut(torch.autograd.Function):
+    """Windows (N, C, h, w) of maps (B, C, H, W) at corners (map, row, column). autograd's own slices would each make a map."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, corners: Sequence[tuple[int, int, int]], shape: tuple[int, int]) -> Tensor:
+        ctx.whole, ctx.corners, (height, width) = features.shape, corners, shape
+        return torch.stack([features[b, :, v : v + height, u : u + width] for b, v, u in corners])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, windows: Tensor) -> tuple[Tensor, None, None]:
+        features = windows.new_zeros(ctx.whole)
+        for (b, v, u), window in zip(ctx.corners, windows):
+            features[b, :, v : v + window.size(1), u : u + window.size(2)] += window
+        return features, None, None
 
 
 def search_sliding_window(
@@ -61,7 +84,7 @@ def search_sliding_window(
     actions: Tensor,
     observed: Tensor | None = None,
     *,
-    size: float = SIZE,
+    size: float = WINDOW,
     k: int = 3,
 ) -> SearchResult:
     """Search each frame in a window around the best pose of the last one, moved by the action.
@@ -72,7 +95,8 @@ def search_sliding_window(
         views: T views (B, ...), as the searcher takes them; an iterator may make each as it is wanted.
         start: (B, 3): around what the first window lies; the paper takes the true pose.
         actions: (B, T, 3): actions[:, t] led from time t-1 to t, in the map's frame: metres and radians.
-        observed: bool (B, T): where False nothing is searched, and the one pose is the window's middle. None: all are.
+        observed: bool (B, T): where False the one pose is the window's middle; a frame that no sequence observes is not
+            searched. None: all are observed.
         size: side of the windows in metres.
         k: poses a frame.
 
@@ -99,7 +123,7 @@ def search_true_window(
     truth: Tensor,
     observed: Tensor | None = None,
     *,
-    size: float = SIZE,
+    size: float = WINDOW,
     k: int = 3,
 ) -> SearchResult:
     """Search each frame in a window around its true pose (B, T, 3), which makes the task easier than it is.
@@ -134,19 +158,27 @@ def _search_windows(
         if t == T:
             raise ValueError(f"views: expected {T}, got more")
         middle = centre(t, results[-1] if results else None)
+        if observed is not None and not observed[:, t].any():
+            results.append(_middles(middle, k))
+            continue
         found = searcher.search(crop(map, middle, size), view, k)
-        results.append(found if observed is None else _only_where(observed[:, t], found, middle))
+        results.append(found if observed is None else _only_where(observed[:, t], found, _middles(middle, k)))
     if len(results) < T:
         raise ValueError(f"views: expected {T}, got {len(results)}")
     return SearchResult(*(torch.stack(x, 1) for x in zip(*results)))
 
 
-def _only_where(observed: Tensor, found: SearchResult, middle: Tensor) -> SearchResult:
-    """The search's result where a frame was observed, elsewhere the window's middle."""
-    alone = torch.full_like(found.log_probs, -torch.inf)
-    alone[:, 0] = 0
+def _middles(middle: Tensor, k: int) -> SearchResult:
+    """What is said where nothing is seen: the windows' middles (B, 3)."""
+    log_probs = middle.new_full((len(middle), k), -torch.inf)
+    log_probs[:, 0] = 0
+    return SearchResult(middle.unsqueeze(1).expand(-1, k, 3), log_probs, middle.new_zeros(len(middle)))
+
+
+def _only_where(observed: Tensor, found: SearchResult, other: SearchResult) -> SearchResult:
+    """The search's result where a frame was observed, elsewhere the other."""
     return SearchResult(
-        torch.where(observed.view(-1, 1, 1), found.poses, middle.unsqueeze(1)),
-        torch.where(observed.unsqueeze(-1), found.log_probs, alone),
-        torch.where(observed, found.log_normalizer, 0.0),
+        torch.where(observed.view(-1, 1, 1), found.poses, other.poses),
+        torch.where(observed.unsqueeze(-1), found.log_probs, other.log_probs),
+        torch.where(observed, found.log_normalizer, other.log_normalizer),
     )

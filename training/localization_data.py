@@ -1,0 +1,132 @@
+"""The data of the localization experiment: which scenes and sequences are for what, in batches, and what a run has seen.
+
+MGL's scenes, or made ones, are each for one purpose where some are named, else their sequences are dealt by the seed and the
+length of long ones. KITTI's lists say it.
+"""
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import staged
+from configuration import ConfigurationError
+from localization_base import odometry_noise
+from torch.utils.data import DataLoader, Subset
+
+from mdps.datasets import ImageFormat, KittiDataModule, MapillaryDataModule
+from mdps.datasets.loading import start_worker
+from mdps.localization import to_batch, turned
+
+
+class Data(L.LightningDataModule):
+    """The data set with sequences of this length, in batches.
+
+    Args:
+        c: the run's configuration.
+        test_alone: read no other scenes than those that are named for the test, where some are.
+
+    Raises:
+        ConfigurationError: options that do not fit the data. DataError: data that cannot be used.
+    """
+
+    def __init__(self, c: Any, length: int, test_alone: bool = False) -> None:
+        super().__init__()
+        self.c = c
+        options: dict[str, Any] = {
+            "length": length, "crop_metres": c.crop or None, "batch_size": c.batch_size, "n_workers": c.n_workers,
+            "seed": c.seed, "noise": odometry_noise(c),
+        }  # fmt: skip
+        if c.networks == "small":
+            options["image"] = ImageFormat(128, 128) if c.layout == "mgl" else ImageFormat(224, 80, 128.0)
+        try:
+            if c.layout == "kitti":
+                self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
+            else:
+                scenes = _scenes(c, test_alone)
+                self.source = MapillaryDataModule(c.data, scenes=scenes, long_length=c.long_length, **options)
+            self.source.setup()
+        except ConfigurationError:
+            raise
+        except ValueError as error:  # the data's, or an option that does not fit them
+            raise ConfigurationError(str(error)) from None
+        if c.n_training:
+            train = self.source.train
+            train.sequences = [train.sequences[i] for i in staged.spread(len(train), c.n_training)]
+
+    def check(self, *parts: str) -> None:
+        """Raise ConfigurationError where train, val or test has no sequence."""
+        for part in parts:
+            if not len(getattr(self.source, part)):
+                raise ConfigurationError(
+                    f"data: expected {self.c.data} to have sequences of {self.source.length} images for {part}, found none"
+                )
+
+    def sizes(self) -> str:
+        """How many sequences there are for what."""
+        c, source = self.c, self.source
+        numbers = {
+            "training": len(source.train),
+            "validation": min(len(source.val), c.n_validation),
+            "test": min(len(source.test), c.n_test),
+        }
+        return ", ".join(f"{n} {name}" for name, n in numbers.items())
+
+    def train_dataloader(self):
+        return self.source.train_dataloader()
+
+    def val_dataloader(self):
+        return self._loader(self.source.val, self.c.n_validation)
+
+    def test_dataloader(self):
+        return self._loader(self.source.test, self.c.n_test)
+
+    def on_before_batch_transfer(self, batch, index):
+        """A batch for each run; here there is one. In training it is turned by quarters and mirrored at random."""
+        made = to_batch(batch)
+        if self.trainer.training:
+            random = zlib.crc32(batch["odometry"].numpy().tobytes())  # other noise in every epoch, the same in every run
+            made = turned(made, random % 4, bool(random & 4))
+        return [made]
+
+    def _loader(self, data, n):
+        options = {"batch_size": self.c.batch_size, "num_workers": self.c.n_workers, "worker_init_fn": start_worker}
+        return DataLoader(Subset(data, staged.spread(len(data), n)), **options)
+
+
+def refuse_seen(c: Any, before: Any, run: str) -> None:
+    """Raise ConfigurationError where sequences of the test or validation may be those that an earlier run has learned from.
+
+    Args:
+        c: what is tested with. before: the configuration of the run, which is called `run` in the message.
+    """
+    if "kitti" in (c.layout, before.layout) or Path(c.data).resolve() != Path(before.data).resolve():
+        return
+    kept, wanted = ({name for names in _named(x).values() for name in names} for x in (before, c))
+    if not kept and not wanted:
+        for name in ("seed", "long_length"):
+            if getattr(c, name) != getattr(before, name):
+                expected = f"{getattr(before, name)}, that of {run}, which has learned from what another deals to the test"
+                raise ConfigurationError(f"{name}: expected {expected}; got {getattr(c, name)}")
+    elif not wanted or wanted - kept:
+        learned, of = ", ".join(sorted(wanted - kept)) or "none", ", ".join(sorted(kept)) or "other data"
+        raise ConfigurationError(f"test_scenes: expected scenes that {run} has not learned from, of {of}; got {learned}")
+
+
+def _named(c: Any) -> dict[str, list[str]]:
+    texts = {"val": c.validation_scenes, "test": c.test_scenes}
+    return {part: [n.strip() for n in text.split(",") if n.strip()] for part, text in texts.items()}
+
+
+def _scenes(c: Any, test_alone: bool) -> dict[str, list[str]] | None:
+    named = _named(c)
+    if test_alone:
+        return {"test": named["test"]} if named["test"] else None
+    if not any(named.values()):
+        return None
+    for part, option in (("val", "validation_scenes"), ("test", "test_scenes")):
+        if not named[part]:
+            raise ConfigurationError(f"{option}: expected names of scenes, as there are some for another purpose, got none")
+    there = sorted(path.parent.name for path in Path(c.data).glob("*/dump.json"))
+    taken = {name for names in named.values() for name in names}
+    return {"train": [name for name in there if name not in taken], **named}
