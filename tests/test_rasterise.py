@@ -349,7 +349,7 @@ def test_bad_arguments(call, match):
 
 def test_without_opencv(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ImportError, match=r"images and maps need OpenCV: pip install 'mdps\[localization\]'"):
+    with pytest.raises(ImportError, match=r"images and maps need OpenCV: pip install opencv-python-headless"):
         draw()
 
 

@@ -8,6 +8,7 @@ Cost: 2 us an operation.
 """
 
 import pickletools
+from typing import Any
 
 from .errors import DataError
 
