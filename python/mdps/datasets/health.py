@@ -28,6 +28,9 @@ MAX_SPEED = 60.0
 def check(root: str | Path) -> str:
     """Return a report on a folder of MGL or KITTI, or of one MGL scene, as lines of text.
 
+    Its fingerprint is that of a data module of all scenes of the folder, which are those with a map and usable frames. A module
+    of some of them alone has another one.
+
     Raises:
         DataError: no such folder, or nothing of either kind in it.
     """
