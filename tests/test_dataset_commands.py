@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from small_scenes import DAY, copy, make_kitti, make_mapillary, write
+from small_scenes import DAY, copy, make_kitti, make_mapillary, small_map, write
 
-from mdps.datasets import KittiDataModule, kitti, mapillary
+from mdps.datasets import KittiDataModule, MapillaryDataModule, kitti, mapillary
 from mdps.datasets.__main__ import main
 from mdps.datasets.health import check
+from mdps.maps import write_tiles_pickle
 
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("matplotlib")
@@ -53,7 +54,7 @@ def refused(capsys, *arguments):
     return captured.err.strip()
 
 
-def test_check_mapillary(mgl, capsys):
+def test_check_mapillary(mgl, capsys, monkeypatch):
     page = printed(capsys, "check", mgl)
     assert "berlin: 51 of 51 frames usable in 5 tracks; sequences: 4 of 10, 0 of 100" in page
     assert "positions over 30 x 25 m" in page and "map: 1200 x 1200 pixels, 2 a metre, origin 52.47000, 13.44000" in page
@@ -64,8 +65,58 @@ def test_check_mapillary(mgl, capsys):
     assert page == printed(capsys, "check", mgl) and len(page.splitlines()) < 30
     assert page.splitlines()[-1].startswith("fingerprint  ") and len(page.split()[-1]) == 16
     assert printed(capsys, "check", mgl / "berlin").splitlines()[1:] == page.splitlines()[1:]
+    monkeypatch.chdir(mgl / "berlin")
+    assert printed(capsys, "check", ".").splitlines()[1:] == page.splitlines()[1:]
     moved = mgl.rename(mgl.with_name("elsewhere"))
     assert printed(capsys, "check", moved).split()[-1] == page.split()[-1]
+
+
+def test_the_fingerprint_is_a_data_modules(mgl, capsys):
+    """Also where scenes are there that nobody can use; a module of one scene has that of its folder."""
+    for name in ("mapless", "blind", "broken"):
+        copy(mgl / "berlin", mgl / name)
+    (mgl / "mapless/map.npz").unlink()
+    shutil.rmtree(mgl / "blind/images")
+    (mgl / "broken/dump.json").unlink()
+    (mgl / "broken/dump.json").write_text("null")
+    copy(mgl / "berlin", mgl / "paris")
+
+    def module(**options):
+        made = MapillaryDataModule(mgl, n_workers=0, **options)
+        made.setup()
+        return made.fingerprint
+
+    last = printed(capsys, "check", mgl).splitlines()[-1]
+    assert last == f"fingerprint  of the 2 of 5 scenes with a map and usable frames  {module()}"
+    paris = printed(capsys, "check", mgl / "paris").splitlines()[-1]
+    assert paris == f"fingerprint  {module(scenes=['paris'])}" != f"fingerprint  {module(scenes=['berlin'])}"
+    last = printed(capsys, "check", mgl / "mapless").splitlines()[-1]
+    assert last == "fingerprint  of the 0 of 1 scenes with a map and usable frames  none"
+
+
+def test_check_reports_hostile_numbers(mgl, raw, capsys):
+    (mgl / "berlin/map.npz").unlink()
+    write_tiles_pickle(small_map(), mgl / "berlin/tiles.pkl")
+    content = pickle.loads((mgl / "berlin/tiles.pkl").read_bytes())
+    vast = {"tile_size": [10**400, 1e308, 1e-300], "ppm": [10**400, 1e308], "ref_latlonalt": [(10**400, 0, 0), (0, 0, 1e309)]}
+    for key, values in vast.items():
+        for value in values:
+            (mgl / "berlin/tiles.pkl").write_bytes(pickle.dumps(content | {key: value}))
+            page = printed(capsys, "check", mgl)
+            assert "1 x map that cannot be read, e.g. " in page and "berlin: 51 of 51 frames usable" in page
+    (raw / "map.npz").unlink()
+    files = {name: (raw / DAY / f"calib_{name}.txt") for name in ("cam_to_cam", "imu_to_velo", "velo_to_cam")}
+    for path in files.values():
+        text = path.read_text()
+        for line in text.splitlines()[1:]:
+            name, _, numbers = line.partition(": ")
+            path.write_text(text.replace(line, f"{name}: {' '.join(['1e308'] * len(numbers.split()))}"))
+            page = printed(capsys, "check", raw)
+            assert "24 x frame left out (no calibration), e.g. " in page and "kitti: 0 of 24 frames usable" in page
+        path.write_text(text)
+    projection = next(line for line in files["cam_to_cam"].read_text().splitlines() if line.startswith("P_rect"))
+    files["cam_to_cam"].write_text(files["cam_to_cam"].read_text().replace(projection, "P_rect_02: 1 1 0 0 1 1 0 0 0 0 1 0"))
+    assert "24 x frame left out (no calibration), e.g. " in printed(capsys, "check", raw)
 
 
 def test_check_tells_what_is_wrong(mgl, capsys):

@@ -1,13 +1,16 @@
 """Data modules: which sequences are for what, loaders with workers, with and without Lightning."""
 
+import gc
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
-from small_scenes import make_kitti, make_mapillary
+from small_scenes import cv2, make_kitti, make_mapillary
 
 from mdps.datasets import DataError, ImageFormat
+from mdps.datasets.loading import start_worker
 from mdps.datasets.modules import KittiDataModule, MapillaryDataModule
 
 SMALL = {"image": ImageFormat(32, 32), "length": 5, "n_workers": 0}
@@ -90,9 +93,54 @@ def test_partial_data_is_passed_over(mgl, tmp_path, caplog):
         path.unlink()
     module = ready(MapillaryDataModule(tmp_path, **SMALL))
     assert scenes(module.splits.train) == {"whole"}
-    lines = sorted(r.getMessage() for r in caplog.records)
+    lines = sorted(r.getMessage() for r in caplog.records if "for test" not in r.getMessage())
     assert len(lines) == 3 and all(line.startswith("scene not used: ") and "\n" not in line for line in lines)
     assert "without usable frames" in lines[0] and "expected an object" in lines[1] and "without a map" in lines[2]
+
+
+def warnings_of(module, caplog):
+    caplog.clear()
+    module.setup()
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_an_empty_part_is_a_warning(mgl, raw, tmp_path, caplog):
+    """Unless nobody asked for it."""
+    assert warnings_of(MapillaryDataModule(mgl, **SMALL), caplog) == [f"{mgl}: no sequence of 5 frames for test"]
+    asked = {"train": ["berlin"], "val": [], "test": ["paris"]}
+    assert warnings_of(MapillaryDataModule(mgl, scenes=asked, **SMALL), caplog) == []
+    make_mapillary(tmp_path, "whole")
+    make_mapillary(tmp_path, "short", n=4, n_flat=0)
+    module = MapillaryDataModule(tmp_path, scenes={"train": ["whole"], "val": ["short"]}, **SMALL)
+    assert warnings_of(module, caplog) == [f"{tmp_path}: no sequence of 5 frames for val"]
+    assert warnings_of(KittiDataModule(raw, **SMALL), caplog) == []
+
+
+def test_sequences_that_are_too_wide_are_a_warning(mgl, caplog):
+    module = MapillaryDataModule(mgl, scenes={"train": ["berlin"]}, length=10, n_workers=0, crop_metres=109)
+    n = sum(run.extent > 43 for run in module.read()[1].train)
+    assert 0 < n < 9
+    assert warnings_of(module, caplog) == [f"{mgl}: {n} sequences left out, which do not fit into 109 m of map (crop_metres)"]
+    assert len(module.train) == 9 - n
+
+
+def test_a_data_set_has_the_maps_of_its_own_scenes(mgl):
+    """And so has the copy of it that a worker gets."""
+    module = ready(MapillaryDataModule(mgl, scenes={"train": ["paris", "berlin"], "test": ["amsterdam"]}, **SMALL))
+    assert [set(part.maps) for part in (module.train, module.val, module.test)] == [{"paris", "berlin"}, set(), {"amsterdam"}]
+    sizes = [len(pickle.dumps(part)) for part in (module.val, module.test, module.train)]
+    one_map = module.scenes[0].map.classes.nbytes
+    assert sizes[0] < one_map < sizes[1] < 2 * one_map < sizes[2]
+
+
+def test_a_worker_leaves_shared_memory_alone():
+    was = cv2.getNumThreads()
+    try:
+        start_worker(0)
+        assert gc.get_freeze_count() > 1000 and cv2.getNumThreads() <= 1
+    finally:
+        gc.unfreeze()
+        cv2.setNumThreads(was)
 
 
 def test_nothing_to_load(mgl, raw, tmp_path):

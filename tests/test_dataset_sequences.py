@@ -10,6 +10,7 @@ from mdps.datasets import Frame, MapillaryDataModule, Scene, Track, noisy_odomet
 from mdps.datasets.camera import Camera
 from mdps.datasets.scene import Problems, fingerprint
 from mdps.datasets.sequences import LONG, SHORT, cut, deal, divide, runs, split_long, split_short
+from mdps.maps import Box, Projection, RasterMap
 
 CAMERA = Camera(64, 64, 32.0, 32.0, 31.5, 31.5)
 
@@ -40,6 +41,11 @@ def test_cut_at_pauses_of_more_than_30_s():
 def test_cut_at_steps_of_more_than_100_m():
     pieces = cut(track(range(4), [(0, 0), (60, 80), (120.1, 160), (121, 160)]))
     assert [[f.seconds for f in p.frames] for p in pieces] == [[0, 1], [2, 3]]
+
+
+def test_cut_where_time_runs_backwards():
+    pieces = cut(track([0, 10, 9.9, 12, 12, -100, -99]))
+    assert [[f.seconds for f in p.frames] for p in pieces] == [[0, 10], [9.9, 12, 12], [-100, -99]]
 
 
 def test_cut_keeps_every_frame_in_order():
@@ -181,3 +187,51 @@ def test_fingerprint():
     changed = whole[1].tracks[0]._replace(frames=(moved, *whole[1].tracks[0].frames[1:]))
     assert fingerprint([whole[0], whole[1]._replace(tracks=(changed,))]) != known
     assert fingerprint([]) == fingerprint([])
+
+
+CHANGES = {
+    "x": lambda f: f._replace(x=f.x + 0.01),
+    "roll": lambda f: f._replace(roll=f.roll + 0.01),
+    "pitch": lambda f: f._replace(pitch=f.pitch - 0.01),
+    "shift": lambda f: f._replace(shift=(0.1, 0.0, -0.2)),
+    "width": lambda f: f._replace(camera=f.camera._replace(width=f.camera.width + 1)),
+    "height": lambda f: f._replace(camera=f.camera._replace(height=f.camera.height + 1)),
+    "fx": lambda f: f._replace(camera=f.camera._replace(fx=f.camera.fx + 0.01)),
+    "fy": lambda f: f._replace(camera=f.camera._replace(fy=f.camera.fy + 0.01)),
+    "cx": lambda f: f._replace(camera=f.camera._replace(cx=f.camera.cx - 0.5)),
+    "cy": lambda f: f._replace(camera=f.camera._replace(cy=f.camera.cy - 0.5)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_fingerprint_sees_what_a_network_sees(change):
+    whole = scene(track(range(5)))
+    frames = list(whole.tracks[0].frames)
+    frames[2] = change(frames[2])
+    changed = whole._replace(tracks=(whole.tracks[0]._replace(frames=tuple(frames)),))
+    assert fingerprint([changed]) != fingerprint([whole])
+    frames[2] = frames[2]._replace(shift=(0.1, 0.0, -0.200002) if frames[2].shift else (0.0, 0.0, 0.0))
+    again = whole._replace(tracks=(whole.tracks[0]._replace(frames=tuple(frames)),))
+    assert fingerprint([again]) != fingerprint([changed])
+
+
+def test_the_fingerprint_sees_where_the_map_lies():
+    whole = scene(track(range(5)))
+
+    def on(x=0.0, latitude=52.0, longitude=13.0):
+        classes = np.zeros((3, 20, 30), np.uint8)
+        place = Projection(latitude, longitude)
+        return fingerprint([whole._replace(map=RasterMap(classes, 2.0, Box(x, -5.0, x + 15.0, 5.0), place))])
+
+    assert on() != fingerprint([whole])
+    assert on() == on(1e-7, 52 + 1e-12, 13 - 1e-12)  # errors of rounding
+    assert len({on(), on(x=0.5), on(latitude=52.0001), on(longitude=13.0001)}) == 4
+
+
+def test_the_fingerprint_does_not_see_errors_of_rounding():
+    whole = scene(track(range(5)))
+    frames = whole.tracks[0].frames
+    moved = [
+        f._replace(x=f.x + 1e-9, yaw=f.yaw - 1e-12, camera=f.camera._replace(fx=f.camera.fx * (1 + 1e-15))) for f in frames
+    ]
+    assert fingerprint([whole._replace(tracks=(whole.tracks[0]._replace(frames=tuple(moved)),))]) == fingerprint([whole])

@@ -218,6 +218,32 @@ def test_times(root, text):
     assert np.allclose([f.seconds for f in frames], np.arange(48, 72) * 0.1)
 
 
+@pytest.mark.parametrize("kind", ["short", "empty", "blank in the middle", "blank first", "blank last"])
+def test_times_that_are_not_one_a_frame(root, kind):
+    """No drive has two clocks, and no frame another one's time."""
+    path = root / DAY / DRIVE / "image_02/timestamps.txt"
+    whole = kitti.read_drives(root, root / "train_files.txt").tracks[0].frames
+    lines = path.read_text().splitlines()
+    blank = {"blank in the middle": 60, "blank first": 0, "blank last": len(lines)}
+    lines = lines[:60] if kind == "short" else [] if kind == "empty" else [*lines[: blank[kind]], "", *lines[blank[kind] :]]
+    path.write_text("\n".join(lines) + "\n\n")
+    frames = kitti.read_drives(root, root / "train_files.txt").tracks[0].frames
+    if kind == "blank last":
+        assert frames == whole and reasons(root) == (24, {})
+        return
+    assert np.allclose([f.seconds for f in frames], np.arange(48, 72) * 0.1)
+    (reason,) = reasons(root)[1]
+    expected = "more frames than times: 0.1 s" if kind in ("short", "empty") else "times that cannot be read: 0.1 s"
+    assert reason == f"{expected} between frames"
+
+
+def test_a_tilt_that_no_image_is_rectified_of(root):
+    path = root / DAY / DRIVE / "oxts/data/0000000050.txt"
+    words = path.read_text().split()
+    path.write_text(" ".join([*words[:4], "1.3", *words[5:]]))
+    assert reasons(root) == (23, {"frame left out (roll, pitch: beyond 60 degrees)": 1})
+
+
 def test_without_map_the_origin_is_the_middle_of_the_drives(root):
     (root / "map.npz").unlink()
     scene = kitti.read_drives(root, root / "train_files.txt")

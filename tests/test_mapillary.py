@@ -9,6 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
+from real_data import real_data
 from small_scenes import PROJECTION, SECOND, YAWS, copy, drive, make_mapillary, mapillary_camera, small_map, write
 
 from mdps.datasets import DataError, fingerprint, mapillary
@@ -288,6 +289,58 @@ def test_a_map_with_another_origin(scene):
             assert (g.x, g.y) == pytest.approx((f.x - 100, f.y + 50), abs=0.02)
 
 
+def without_latlong(dump):
+    for name in ("1005_front", "1006_left"):
+        view(dump, name).update(latlong=None)
+
+
+@pytest.mark.parametrize("away", [(0.0, 4.44), (-0.3, 0.2), (3000.0, -2000.0)])
+def test_a_map_whose_origin_is_near_or_far(tmp_path, away):
+    """However little the origin is away, no pose is shifted in silence; what has no latlong has no place."""
+    make_mapillary(tmp_path, n_flat=0)
+    folder = tmp_path / "berlin"
+    before = mapillary.read_scene(folder)
+    other = Projection(*PROJECTION.to_degrees(np.array(away)))
+    small_map(other, side=8000.0 if max(away) > 100 else 600.0).save(folder / "map.npz")
+    read = edited(folder, without_latlong)
+    assert read.problems.counts["position made from latlong: the map has another origin than t_c2w"] == 94
+    (reason,) = [r for r in read.problems.counts if "no usable latlong" in r]
+    assert read.problems.counts[reason] == 2 and read.n_frames == 94
+    placed = {frame.name: frame for track in read.tracks for frame in track.frames}
+    gone = {"1005_front", "1006_left"}
+    frames = {f.name: f for t in before.tracks for f in t.frames if f.name not in gone}
+    assert placed.keys() == frames.keys()
+    for name, f in frames.items():
+        xy = other.to_metres(PROJECTION.to_degrees(np.array([f.x, f.y])))
+        assert (placed[name].x, placed[name].y) == pytest.approx(xy, abs=1e-6)
+
+
+def test_positions_and_latlong_that_agree_to_centimetres(scene):
+    """Projections differ in altitudes, and latitudes may be rounded: the positions are used as they are."""
+
+    def edit(dump):
+        for sequence in dump.values():
+            for i, v in enumerate(sequence["views"].values()):
+                metres = np.array(v["t_c2w"][:2]) * (1 + 300 / 6.4e6) + [0.03, -0.4 * (-1) ** i]
+                v["latlong"] = PROJECTION.to_degrees(metres).tolist()
+
+    read = edited(scene, edit)
+    assert read.tracks == mapillary.read_scene(scene).tracks and read.n_frames == 108
+    assert list(read.problems.counts) == ["yaw outside of [-180, 180): wrapped"]
+
+
+def test_an_excerpt_in_the_format():
+    """Its positions are those of its latitudes and longitudes around one origin, to a millimetre."""
+    scipy_optimize = pytest.importorskip("scipy.optimize")
+    content = json.loads((real_data("mgl_format_example") / "berlin/dump.json").read_text())
+    views = [v for sequence in content.values() for v in sequence["views"].values()]
+    degrees, xy = np.array([v["latlong"] for v in views]), np.array([v["t_c2w"][:2] for v in views])
+    found = scipy_optimize.least_squares(
+        lambda p: (Projection(*p).to_metres(degrees) - xy).ravel(), degrees.mean(0), x_scale=1e-5
+    )
+    assert np.abs(found.fun).max() < 1e-3 < mapillary.OTHER_ORIGIN / 10
+
+
 def test_positions_without_latlong(scene):
     def edit(dump):
         for sequence in dump.values():
@@ -333,6 +386,18 @@ def test_find_scenes(tmp_path):
     assert [p.name for p in mapillary.find_scenes(str(tmp_path))] == ["berlin", "paris"]
     assert mapillary.find_scenes(tmp_path / "paris") == [tmp_path / "paris"]
     assert mapillary.find_scenes(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("path", [".", "../berlin", "images/..", "../../root/berlin/"])
+def test_a_scenes_name_is_its_folders(scene, monkeypatch, path):
+    """However the path is written; so is the fingerprint the same."""
+    known = fingerprint([mapillary.read_scene(scene)])
+    (scene.parent / "root").mkdir()
+    folder = scene.rename(scene.parent / "root/berlin")
+    monkeypatch.chdir(folder)
+    read = mapillary.read_scene(path)
+    assert read.name == "berlin" and fingerprint([read]) == known
+    assert mapillary.find_scenes(path) == [folder] and mapillary.find_scenes("..") == [folder]
 
 
 # Splits

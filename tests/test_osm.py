@@ -127,6 +127,14 @@ XML = '<osm version="0.6">{}</osm>'
             '{"elements": [{"type": "node", "id": 5, "lat": [1], "lon": 1}]}',
             "node 5: expected lat and lon in degrees, got l",
         ),
+        (
+            '{"elements": [{"type": "node", "id": 5, "lat": 1' + "0" * 400 + ', "lon": 1}]}',
+            "node 5: expected lat and lon in degrees, got 1000",
+        ),
+        (
+            '{"elements": [], "bounds": {"minlat": 1' + "0" * 400 + ', "minlon": 1, "maxlat": 1, "maxlon": 1}}',
+            "bounds: expected lat and lon in degrees, got 1000",
+        ),
         ('{"elements": [{"type": "node", "id": 5.5, "lat": 1, "lon": 1}]}', "expected a whole number, got 5.5"),
         ('{"elements": [{"type": "node", "id": true, "lat": 1, "lon": 1}]}', "expected a whole number, got True"),
         ('{"elements": [{"type": "node", "id": 5, "lat": NaN, "lon": 1}]}', "node 5: expected lat and lon in degrees, got nan"),

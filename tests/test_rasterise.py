@@ -1,6 +1,7 @@
 """Classes by tags, elements with holes, and pictures against geometry that is worked out pixel by pixel."""
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mdps.maps import (
     Line,
     Point,
     Projection,
+    elements,
     osm_elements,
     rasterise,
     read_osm,
@@ -183,6 +185,50 @@ def test_incomplete_multipolygons():
     assert found.missing["members of relations"] == 1 and found.missing["rings that do not close"] == 1
 
 
+def inside_by_definition(ring, border):
+    """Point by point and edge by edge."""
+    count = 0
+    for x, y in ring:
+        odd = False
+        for (x0, y0), (x1, y1) in zip(border, np.roll(border, -1, 0)):
+            if (y0 > y) != (y1 > y) and x < x0 + (y - y0) * (x1 - x0) / (y1 - y0):
+                odd = not odd
+        count += odd
+    return 2 * count >= len(ring)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 17])
+def test_which_border_holds_a_ring(monkeypatch, at_once):
+    """Against the definition: on a grid, where corners and edges meet, and anywhere; few pairs at a time or all."""
+    monkeypatch.setattr(elements, "_AT_ONCE", at_once)
+    rng = np.random.default_rng(0)
+    found = []
+    for k in range(200):
+        border, ring = (rng.integers(0, 8, (rng.integers(3, 12), 2)).astype(float) for _ in range(2))
+        if k % 2:
+            border, ring = border + rng.normal(size=border.shape), 0.3 * ring + rng.normal(size=2) + 3
+        found.append(elements._inside(ring, border))
+        assert found[-1] == inside_by_definition(ring, border)
+    assert 20 < sum(found) < 180
+
+
+def test_a_hole_of_many_nodes_takes_little_memory():
+    """Of 40,000 nodes in a border of 40,000; all pairs at once would take gigabytes."""
+    angles = np.linspace(0, 2 * np.pi, 40_000, endpoint=False)
+    lake = np.stack([np.cos(angles), np.sin(angles)], 1) * (1 + 0.3 * np.sin(7 * angles))[:, None]
+    comb = np.stack([np.arange(4000.0), np.where(np.arange(4000) % 2, 1000.0, 0.0)], 1)  # every edge meets most points
+    comb = np.concatenate([comb, [[4000.0, 2000.0], [-1.0, 2000.0]]])
+    below, above = (np.stack([np.linspace(5, 3900, 4000), np.full(4000, y)], 1) for y in (1.0, 999.0))
+    tracemalloc.start()
+    try:
+        assert elements._inside(50 * lake, 100 * lake) and not elements._inside(50 * lake + [500, 0], 100 * lake)
+        assert not elements._inside(below, comb) and elements._inside(above, comb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3e7
+
+
 def square(x, y, size):
     """Corners at centres of pixels of 1 m, so that they are rounded to themselves."""
     return np.array([(x, y), (x + size, y), (x + size, y + size), (x, y + size)]) + 0.5
@@ -303,7 +349,7 @@ def test_bad_arguments(call, match):
 
 def test_without_opencv(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ImportError, match=r"images and maps need OpenCV: pip install 'mdps\[localization\]'"):
+    with pytest.raises(ImportError, match=r"images and maps need OpenCV: pip install opencv-python-headless"):
         draw()
 
 

@@ -1,11 +1,18 @@
-"""The README: its code runs, its table is complete, its files exist, its picture can be drawn again."""
+"""The README: its code runs (with a made city and a small localizer), what it names exists, its picture can be drawn again."""
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("cv2")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+import make_city
+from city import recording
+from test_localizer import made_localizer
 
 from mdps import ops
 
@@ -19,13 +26,29 @@ def check_gradients(module):
         assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), name
 
 
+def made_files(folder):
+    """What the README's own commands make, small: the city data/made, and the localizer of the demo."""
+    assert "python training/make_city.py --out data/made --seed 3 " in README
+    sizes = dict(recording.SIZES)
+    recording.SIZES["small"] = recording.Size(blocks=2, drives=3, keyframes=21, frames=8, kitti_scale=0.25)
+    try:
+        assert make_city.main(["--out", str(folder / "data/made"), "--seed", "3", "--image-size", "32"]) == 0
+    finally:
+        recording.SIZES.update(sizes)
+    (folder / "runs/localization_demo/mdps").mkdir(parents=True)
+    made_localizer().save(folder / "runs/localization_demo/mdps/localizer.pt")
+
+
 @pytest.fixture(scope="module")
-def names():
+def names(tmp_path_factory):
     """What the blocks define, run one after the other in one module."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("readme")
+    with torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
+        made_files(folder)
+        patch.chdir(folder)
         names = {"__name__": "readme"}
         for i, block in enumerate(BLOCKS):
+            torch.manual_seed(7 + i)  # what one block draws moves no other one's numbers
             exec(compile(block, f"README.md, block {i + 1}", "exec"), names)
             if i == 0:
                 names["first_loss"] = names["loss"]
@@ -43,6 +66,15 @@ def test_a_smoother_around_ones_own_networks(names):
     check_gradients(names["smoother"])
     forward, backward, smoothed = (l.item() for l in names["losses"])
     assert 1 < smoothed < min(forward, backward) < 3
+
+
+def test_sequences_of_a_made_city_and_a_localizer_on_its_map(names):
+    assert names["data"].length == 10 and set(names["data"].test.maps) == {"made_3"}
+    assert names["item"]["image"].shape[2:] == (names["localizer"].image.height, names["localizer"].image.width)
+    assert names["smoothed"].batch_shape == (1, 10) and names["smoothed"].mean.isfinite().all()
+    assert names["belief"].mean.isfinite().all() and names["poses"].shape == (3, 3)
+    inside = names["data"].test.maps["made_3"].box.grown(100)
+    assert inside.contains(names["belief"].mean[:2].numpy())
 
 
 def test_missing_observations_and_lengths(names):

@@ -3,7 +3,10 @@
 import io
 import os
 import pickle
+import pickletools
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -142,7 +145,7 @@ ROW = png(np.full((3, 64, 64), 99, np.uint8))
         (pickle.dumps(content())[:-100], "not a file of map tiles"),
         (b"\x80\x04P1\n.", "not a file of map tiles"),  # a persistent id
         (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b".", "not a file of map tiles"),  # says: bytes of an exabyte
-        (b"\x80\x04}" + b")" + b"\x85" * 1_000_000 + b"K\x01s.", "not a file of map tiles: 1000000 tuples"),
+        (b"\x80\x04}" + b")" + b"\x85" * 1_000_000 + b"K\x01s.", "not a file of map tiles: tuples in tuples"),
         ([1, 2], "expected a dictionary with bbox, .*; it lacks bbox"),
         ({k: v for k, v in content().items() if k != "ppm"}, "it lacks ppm"),
         (content(groups={**GROUPS, "nodes": ["tree"]}), "expected the 33 nodes tree, ..., street_cabinet, got 1 others"),
@@ -153,6 +156,14 @@ ROW = png(np.full((3, 64, 64), 99, np.uint8))
         (content(bbox="0,0,1e9,1e9"), r"expected at most 2\*\*30 pixels"),
         (content(ppm=0), "ppm: expected a positive number"),
         (content(tile_size="128"), "tile_size: expected a positive number"),
+        (content(ppm=10**400), "ppm: expected a positive number"),
+        (content(tile_size=10**400), "tile_size: expected a positive number"),
+        (content(tile_size=1e308), r"tile_size: expected one to 1048576 pixels, got 1e\+308 m with 2 a metre"),
+        (content(tile_size=0.25), "tile_size: expected one to 1048576 pixels, got 0.25 m with 2 a metre"),
+        (content(tile_size=10**3000), "a vast number, which it has no use for"),
+        (content(ref_latlonalt=(10**400, 13, 0)), "ref_latlonalt: expected 3 numbers"),
+        (content(ref_latlonalt=(52, 13, float("nan"))), "ref_latlonalt: expected 3 numbers"),
+        (content(tiles_raster={(10**400, 0): io.BytesIO(GOOD)}), r"expected tiles under \(column, row\), got tuple"),
         (content(ref_latlonalt=(52, 13)), "ref_latlonalt: expected 3 numbers"),
         (content(ref_latlonalt=(152, 13, 0)), r"expected a latitude in \[-90, 90\]"),
         (content(tiles_raster=[1]), "tiles_raster: expected a dictionary of tiles, got list"),
@@ -227,6 +238,83 @@ def test_programs_leave_no_trace(tmp_path, program):
     with pytest.raises(DataError):
         read_tiles_pickle(write(tmp_path / "bad.pkl", b"\x80\x04" + program))
     same(read_tiles_pickle(write(tmp_path / "tiles.pkl", content())), city(64, 100))
+
+
+HOSTILE = {
+    # t = (t, t), sixty times, and a key of a dictionary
+    "shared tuples": (
+        b"\x80\x04})" + b"".join(b"\x940h" + bytes([k]) + b"h" + bytes([k]) + b"\x86" for k in range(60)) + b"K\x01s.",
+        "tuples in tuples",
+    ),
+    "shared tuples by DUP": (b"\x80\x04})" + b"2\x86" * 60 + b"K\x01s.", "DUP"),
+    "shared tuples behind a BUILD of nothing": (
+        b"\x80\x04})" + b"".join(b"N}\x86b\x94h" + bytes([k]) + b"\x86" for k in range(60)) + b"K\x01s.", "tuples in tuples",
+    ),
+    "shared tuples behind SETITEMS of nothing": (
+        b"\x80\x04})" + b"".join(b"(u\x94h" + bytes([k]) + b"\x86" for k in range(60)) + b"K\x01s.", "tuples in tuples",
+    ),
+    "shared tuples behind marks": (
+        b"\x80\x04})" + b"".join(b"\x94(h" + bytes([k]) + b"h" + bytes([k]) + b"t" for k in range(60)) + b"K\x01s.",
+        "tuples in tuples",
+    ),
+    "frozen sets": (b"\x80\x04}(" + b"(" * 60 + b"\x91" * 60 + b"K\x01s.", "FROZENSET"),
+    "a set": (b"\x80\x04\x8f(K\x01\x90.", "EMPTY_SET"),
+    "a long tuple as many keys": (
+        b"\x80\x04}(" + b"N" * 10**6 + b"t\x94K\x01s" + b"h\x00K\x01s" * 10**6 + b".", "tuples in tuples, or of many things",
+    ),
+    "a vast number as many keys": (
+        b"\x80\x04}\x8b" + struct.pack("<I", 10**6) + b"\x01" * 10**6 + b"\x94K\x01s" + b"h\x00K\x01s" * 10**6 + b".",
+        "a vast number",
+    ),
+    "a memo without end": (b"\x80\x04Nr\xff\xff\xff\x03.", "number 67108863 in a memo, after 3 operations"),
+    "a memo without end, as text": (b"Np67108863\n.", "number 67108863 in a memo, after 2 operations"),
+    "marks without end": (b"\x80\x04" + b"N" * 10**6 + b"(1" * 10**6 + b".", "it lacks"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What is said of each hostile file, by one process that must not take long, nor much memory."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for i, (program, _) in enumerate(HOSTILE.values()):
+        write(folder / f"{i}.pkl", program)
+    code = (
+        "import resource\nfrom mdps.maps import DataError, read_tiles_pickle\n"
+        f"peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nfor i in range({len(HOSTILE)}):\n"
+        f"    before = peak()\n    try:\n        read_tiles_pickle({str(folder)!r} + f'/{{i}}.pkl')\n"
+        "    except DataError as error:\n        print((peak() - before) // 1024, error, flush=True)\n"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        printed = done.stdout
+        assert done.returncode == 0, done.stderr
+    except subprocess.TimeoutExpired as expired:
+        printed = (expired.stdout or b"").decode()
+    return printed.splitlines()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_little_data_takes_little_time_and_memory(answers, name):
+    i = list(HOSTILE).index(name)
+    assert len(answers) > i, "it did not come to an end"
+    megabytes, _, told = answers[i].partition(" ")
+    assert f"{i}.pkl" in told and HOSTILE[name][1] in told and int(megabytes) < 100
+
+
+def test_every_writer_of_tiles_is_followed(tmp_path):
+    """Both of Python's picklers, all protocols that can hold bytes, with and without `pickletools.optimize`; many tiles."""
+    keys = [(i, j) for i in range(30) for j in range(30)]
+    boxes = dict.fromkeys(keys, "0,0,1,1")  # the same tuples as keys of two dictionaries
+    tiles = {key: io.BytesIO(GOOD) for key in keys[:1] + keys[30:31]}
+    whole = content(tiles_bbox=boxes, tiles_raster=tiles, tile_size=np.float64(32), ppm=np.int64(2))
+    known = read_tiles_pickle(write(tmp_path / "tiles.pkl", content(tiles_raster={(0, 0): io.BytesIO(GOOD)}))).classes
+    whole["tiles_raster"].pop((1, 0))
+    for protocol in (3, 4, 5):
+        slow = io.BytesIO()
+        pickle._Pickler(slow, protocol).dump(whole)
+        for data in (pickle.dumps(whole, protocol), slow.getvalue()):
+            for form in (data, pickletools.optimize(data)):
+                np.testing.assert_array_equal(read_tiles_pickle(write(tmp_path / "tiles.pkl", form)).classes, known)
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, 0.3, np.nan, np.inf])

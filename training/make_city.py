@@ -10,7 +10,7 @@ A seed invents streets, blocks, buildings with courtyards, parks, water, trees a
 and draws images from that file alone, as it does from a real extract (--osm). So the images show what the map shows, up to what
 no map has: facades, colours, heights. One seed gives the same bytes again, another seed another city.
 
-Needs OpenCV (`pip install 'mdps[localization]'`). An image of 256 x 256 pixels takes about 15 ms of one core.
+Needs OpenCV (`pip install '.[localization]'`). An image of 256 x 256 pixels takes about 15 ms of one core.
 """
 
 import argparse

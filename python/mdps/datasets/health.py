@@ -3,6 +3,7 @@
 Works on whatever part of MGL or KITTI a folder holds; nothing in it makes it fail. Cost: that of reading the scenes.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,10 +28,13 @@ MAX_SPEED = 60.0
 def check(root: str | Path) -> str:
     """Return a report on a folder of MGL or KITTI, or of one MGL scene, as lines of text.
 
+    Its fingerprint is that of a data module of all scenes of the folder, which are those with a map and usable frames. A module
+    of some of them alone has another one.
+
     Raises:
         DataError: no such folder, or nothing of either kind in it.
     """
-    root = Path(root)
+    root = Path(os.path.abspath(root))
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     folders = mapillary.find_scenes(root)
@@ -44,8 +48,10 @@ def check(root: str | Path) -> str:
 def _mapillary(root: Path, folders: list[Path]) -> str:
     lines = [f"{root}: MGL, {len(folders)} scene{'s' if len(folders) > 1 else ''}"]
     seen: dict[str, set[int | None]] = {}
+    n_usable = 0
 
     def scenes() -> Iterator[Scene]:  # one after another: the maps of all would fill the memory
+        nonlocal n_usable
         for folder in folders:
             try:
                 scene = mapillary.read_scene(folder)
@@ -54,9 +60,13 @@ def _mapillary(root: Path, folders: list[Path]) -> str:
                 continue
             lines.extend(["", *_scene(scene)])
             seen[scene.name] = {mapillary.image_id(frame.name) for track in scene.tracks for frame in track.frames}
-            yield scene
+            if scene.is_usable:  # as a data module takes them
+                n_usable += 1
+                yield scene
 
-    told = f"fingerprint  {fingerprint(scenes())}"
+    known = fingerprint(scenes())
+    of = "" if n_usable == len(folders) else f"of the {n_usable} of {len(folders)} scenes with a map and usable frames  "
+    told = f"fingerprint  {of}{known if n_usable else 'none'}"
     return "\n".join([*lines, "", *_mapillary_splits(root if folders != [root] else root.parent, seen), told])
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from ..maps import Box, Projection, RasterMap
 from ..maps.errors import DataError
-from .camera import Array, Camera, heading_of, roll_pitch_yaw
+from .camera import MAX_TILT, Array, Camera, heading_of, roll_pitch_yaw
 from .reading import load_map, read_text
 from .scene import Frame, Problems, Scene, Track
 
@@ -36,6 +36,8 @@ SPLIT_FILES = {"train": "train_files.txt", "val": "test1_files.txt", "test": "te
 """Which list is used for what; test1 shows the places of train, test2 others."""
 SECONDS = 0.1
 """Between two frames, where a drive has no file of times."""
+MOST_LEVER = 100.0
+"""Metres from the GPS/IMU unit to the camera that no car has."""
 MAP_MARGIN = 512.0
 """Metres of map around all drives."""
 
@@ -144,22 +146,30 @@ def read_calibration(folder: str | Path, camera: int = 2) -> Calibration:
     """Read the calibration of a day, of camera 0 to 3.
 
     Raises:
-        DataError: a file is not there, or lacks an entry, or an entry has not as many numbers as it should.
+        DataError: a file is not there, or lacks an entry, or an entry has not as many numbers as it should, or no such ones.
     """
     folder = Path(folder)
     cam = _entries(folder / "calib_cam_to_cam.txt", {f"P_rect_{camera:02}": 12, f"S_rect_{camera:02}": 2, "R_rect_00": 9})
     velo, imu = (_entries(folder / f"calib_{name}.txt", {"R": 9, "T": 3}) for name in ("velo_to_cam", "imu_to_velo"))
     projection, rectified = cam[f"P_rect_{camera:02}"].reshape(3, 4), cam["R_rect_00"].reshape(3, 3)
     width, height = cam[f"S_rect_{camera:02}"]
-    if not (projection[0, 0] > 0 and projection[1, 1] > 0 and projection[2, 2] != 0 and width >= 1 and height >= 1):
-        raise DataError(f"{folder / 'calib_cam_to_cam.txt'}: expected a size and focal lengths above 0")
+    intrinsics = [float(projection[i]) for i in ((0, 0), (1, 1), (0, 2), (1, 2))]
+    if not (
+        min(intrinsics[:2]) > 0 and max(map(abs, intrinsics)) < 1e6 and min(width, height) >= 1 and max(width, height) < 1e5
+    ):
+        raise DataError(f"{folder / 'calib_cam_to_cam.txt'}: expected a size and focal lengths above 0, in pixels")
     to_cam = velo["R"].reshape(3, 3)
-    offset = np.linalg.solve(projection[:, :3], projection[:, 3])
-    return Calibration(
-        Camera(int(width), int(height), *(float(projection[i]) for i in ((0, 0), (1, 1), (0, 2), (1, 2)))),
-        rectified @ to_cam @ imu["R"].reshape(3, 3),
-        offset + rectified @ (to_cam @ imu["T"] + velo["T"]),
-    )
+    with np.errstate(all="ignore"):
+        rotation = rectified @ to_cam @ imu["R"].reshape(3, 3)
+        try:
+            offset = np.linalg.solve(projection[:, :3], projection[:, 3])
+        except np.linalg.LinAlgError:
+            offset = np.full(3, np.inf)
+        translation = offset + rectified @ (to_cam @ imu["T"] + velo["T"])
+        is_rigid = np.abs(rotation @ rotation.T - np.eye(3)).max() < 1e-2 and np.abs(translation).max() < MOST_LEVER
+    if not is_rigid:  # NaN neither
+        raise DataError(f"{folder}: expected calibrations that are rotations, and less than {MOST_LEVER:.0f} m")
+    return Calibration(Camera(int(width), int(height), *intrinsics), rotation, translation)
 
 
 def camera_poses(xy: Array, angles: Array, calibration: Calibration) -> tuple[Array, Array]:
@@ -245,25 +255,31 @@ def _track(day: Path, drive: str, frames: dict[int, Listed], projection: Project
         return Track(drive, (), drive)
     unit = np.array(readings)
     xy, angles = camera_poses(projection.to_metres(unit[:, :2]), unit[:, 3:6], calibration)
+    if times is not None and usable[-1][0] >= len(times):  # the clock of some, and another one for the rest, would mix
+        problems.add("more frames than times: 0.1 s between frames", f"{drive}: {len(times)} times")
+        times = None
     made = []
     for (number, image), (x, y), (roll, pitch, yaw) in zip(usable, xy.tolist(), angles.tolist()):
-        seconds = times[number] if number < len(times) else number * SECONDS
+        if max(abs(roll), abs(pitch)) > MAX_TILT:
+            problems.add(f"frame left out (roll, pitch: beyond {MAX_TILT:.0f} degrees)", f"{drive}/{number:010d}")
+            continue
+        seconds = number * SECONDS if times is None else times[number]
         made.append(Frame(f"{number:010d}", image, calibration.camera, seconds, x, y, yaw, roll, pitch, frames[number].shift))
     return Track(drive, tuple(made), drive)
 
 
-def _times(folder: Path, problems: Problems) -> list[float]:
-    """Seconds since 1970 of the frames of a drive; none where no file says them."""
+def _times(folder: Path, problems: Problems) -> list[float] | None:
+    """Seconds since 1970 of the frames of a drive, one a line; None where no file says them."""
     for path in (folder / "image_02/timestamps.txt", folder / "oxts/timestamps.txt"):
         if not path.exists():
             continue
         try:
-            return [_seconds(line) for line in read_text(path).splitlines() if line.strip()]
+            return [_seconds(line) for line in read_text(path).rstrip().splitlines()]
         except ValueError as error:
             problems.add("times that cannot be read: 0.1 s between frames", f"{path}: {error}")
-            return []
+            return None
     problems.add("no file of times: 0.1 s between frames", folder.name)
-    return []
+    return None
 
 
 def _seconds(line: str) -> float:

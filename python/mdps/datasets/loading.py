@@ -10,6 +10,7 @@ clockwise: the angle of `uv_pose` is minus the heading, so that a step ahead cha
 `ops.pose_correlation` takes for a template whose last column is the farthest ahead; where that is its first row, add pi / 2.
 """
 
+import gc
 import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
 
     Args:
         sequences: all of one length T.
-        maps: the map of each scene, by name; all of one resolution.
+        maps: the map of each scene, by name; all of one resolution. Those of other scenes are not kept.
         image: size and focal length of the images.
         crop_metres: side of the square of map; the authors take 400 for T = 10 and 1228 for T = 100.
         noise: of the odometry.
@@ -104,7 +105,8 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         fits = [run.extent <= crop_metres - 2 * MARGIN - 2 for run in sequences]  # 2 m: the crop lies on whole pixels
         self.sequences = [run for run, is_inside in zip(sequences, fits) if is_inside]
         self.left_out = [run for run, is_inside in zip(sequences, fits) if not is_inside]
-        self.maps, self.image, self.crop_metres, self.noise, self.seed = dict(maps), image, crop_metres, noise, seed
+        self.maps = {scene: maps[scene] for scene in sorted({run.scene for run in self.sequences})}  # workers get a copy
+        self.image, self.crop_metres, self.noise, self.seed = image, crop_metres, noise, seed
         self.has_shifts = bool(self.sequences) and all(f.shift is not None for run in self.sequences for f in run.frames)
 
     def __len__(self) -> int:
@@ -209,8 +211,13 @@ class FreshDraws(Sampler[tuple[int, int]]):
 
 
 def start_worker(worker: int) -> None:
-    """What a worker process of a DataLoader does first: OpenCV must not start threads beside it."""
+    """What a worker process of a DataLoader does first.
+
+    OpenCV must not start threads beside it. What was there before the fork is no garbage: collections that looked at it would
+    write into it, and so copy the memory that the workers share.
+    """
     opencv().setNumThreads(0)
+    gc.freeze()
 
 
 def to_format(pixels: np.ndarray, camera: Camera, image: ImageFormat) -> tuple[np.ndarray, Camera]:

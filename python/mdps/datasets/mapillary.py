@@ -35,8 +35,11 @@ DIRECTIONS = ("front", "left", "back", "right")
 SPLIT_FILE = "splits_MGL_13loc.json"
 FARTHEST = 1e6
 """Metres from the origin beyond which nothing is a position."""
-OTHER_ORIGIN = 5.0
-"""Metres (median) between a view's position and its latitude and longitude from which the map must have another origin."""
+OTHER_ORIGIN = 0.1
+"""Metres (median) from the views' positions to their latitudes and longitudes from which the map must have another origin.
+
+The two agree to a few centimetres where the origin is the same: projections differ in what they do with altitudes.
+"""
 
 
 class View(NamedTuple):
@@ -49,8 +52,8 @@ class View(NamedTuple):
 
 
 def find_scenes(root: str | Path) -> list[Path]:
-    """Return the folders with a dump.json: `root` itself, or those in it, by name."""
-    root = Path(root)
+    """Return the folders with a dump.json, as absolute paths: `root` itself, or those in it, by name."""
+    root = Path(os.path.abspath(root))
     if (root / "dump.json").exists():
         return [root]
     return sorted(path.parent for path in root.glob("*/dump.json")) if root.is_dir() else []
@@ -66,7 +69,7 @@ def read_scene(folder: str | Path, *, with_map: bool = True) -> Scene:
     Raises:
         DataError: dump.json is not there, or is not what it should be as a whole.
     """
-    folder = Path(folder)
+    folder = Path(os.path.abspath(folder))  # the scene's name is the folder's, also of "."
     problems = Problems()
     sequences = mapping(read_json(folder / "dump.json"), f"{folder / 'dump.json'}: top level")
     raster = load_map(folder, problems) if with_map else None
@@ -282,7 +285,7 @@ def _place(tracks: list[tuple[str, list[View]]], raster: RasterMap | None, probl
     """Frames in the frame of the map, without those outside of it.
 
     The positions in the file are relative to an origin that the file does not name. Where latitudes and longitudes say that the
-    map has another one, positions are made from them.
+    map has another one, positions are made from them, and views without them are left out.
     """
     if raster is None:
         return [(name, [view.frame for view in found]) for name, found in tracks]
@@ -291,14 +294,17 @@ def _place(tracks: list[tuple[str, list[View]]], raster: RasterMap | None, probl
         return []
     xy = np.array([(view.frame.x, view.frame.y) for _, view in views])
     known, made = _to_metres(raster.projection, [view.latlong for _, view in views])
-    apart = np.hypot(*(made - xy).T)[known]
-    if len(apart) and np.median(apart) > OTHER_ORIGIN:
+    apart = float(np.hypot(*np.median((made - xy)[known], axis=0))) if known.any() else 0.0
+    moved = apart > OTHER_ORIGIN
+    if moved:
         reason = "position made from latlong: the map has another origin than t_c2w"
-        problems.add(reason, f"{np.median(apart):.4g} m apart", len(apart))
+        problems.add(reason, f"{apart:.4g} m apart", int(known.sum()))
         xy[known] = made[known]
     kept: list[list[Frame]] = [[] for _ in tracks]
-    for (i, view), (x, y), inside in zip(views, xy.tolist(), raster.box.contains(xy)):
-        if inside:
+    for (i, view), (x, y), inside, is_known in zip(views, xy.tolist(), raster.box.contains(xy), known):
+        if moved and not is_known:
+            problems.add("view left out (no usable latlong, and the map has another origin than t_c2w)", view.frame.name)
+        elif inside:
             kept[i].append(view.frame._replace(x=x, y=y))
         else:
             problems.add("view outside of the map", f"{view.frame.name} at {x:.0f}, {y:.0f} m")

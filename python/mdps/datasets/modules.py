@@ -46,8 +46,9 @@ class SequenceDataModule(_Base):
         n_workers: processes for each loader; 0 loads in this one.
         seed: of everything that is random here.
 
-    Attributes, after `setup`: splits (sequences), train, val, test (`SequenceDataset`), scenes, fingerprint (of the
-    frames of the scenes, as `check` prints it; KITTI's is that of its lists).
+    Attributes, after `setup`: splits (sequences), train, val, test (`SequenceDataset`), scenes, fingerprint (of all usable
+    frames of the scenes, whatever the split; `check` prints it where the scenes are all in the folder, and of one scene's
+    folder that of a module of this scene alone; KITTI's is that of its lists).
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class SequenceDataModule(_Base):
     def setup(self, stage: str | None = None) -> None:
         """Read the scenes and deal their sequences; `stage` makes no difference.
 
+        Sequences that do not fit into the map, and a part (train, val, test) that was asked for and is empty, are a warning.
+
         Raises:
             DataError: no sequence at all can be made of what is there.
         """
@@ -88,9 +91,19 @@ class SequenceDataModule(_Base):
             n_frames = sum(scene.n_frames for scene in scenes)
             raise DataError(f"{self.root}: no sequence of {self.length} frames in {n_frames} frames{wide}")
         self.scenes, self.fingerprint = scenes, fingerprint(scenes)
-        sizes = ", ".join(f"{len(part)} {name}" for part, name in zip(self.splits, ("train", "val", "test")))
-        told = "%s: sequences of %d frames: %s; %d too wide for the map; fingerprint %s"
-        logging.getLogger("mdps").info(told, self.root, self.length, sizes, too_wide, self.fingerprint)
+        log = logging.getLogger("mdps")
+        if too_wide:
+            told = "%s: %d sequences left out, which do not fit into %.0f m of map (crop_metres)"
+            log.warning(told, self.root, too_wide, self.crop_metres)
+        for name, part in zip(Splits._fields, self.splits):
+            if not part and name in self.asked_for():
+                log.warning("%s: no sequence of %d frames for %s", self.root, self.length, name)
+        sizes = ", ".join(f"{len(part)} {name}" for name, part in zip(Splits._fields, self.splits))
+        log.info("%s: sequences of %d frames: %s; fingerprint %s", self.root, self.length, sizes, self.fingerprint)
+
+    def asked_for(self) -> Sequence[str]:
+        """Which of train, val and test should have sequences."""
+        return Splits._fields
 
     def read(self) -> tuple[list[Scene], Splits]:
         """Read the scenes, and say which of their sequences are for what."""
@@ -182,6 +195,10 @@ class MapillaryDataModule(SequenceDataModule):
         of = {part: [mapillary.in_split(s, ids[part].get(s.name, set())) for s in found] for part in ids}
         return found, Splits(self._runs(of["train"]), self._runs(of["val"]), self._runs(of["val"]))
 
+    def asked_for(self) -> Sequence[str]:
+        """Which of train, val and test should have sequences."""
+        return [part for part, of in self.wanted.items() if of] if isinstance(self.wanted, Mapping) else super().asked_for()
+
     def _runs(self, scenes: Sequence[Scene]) -> list[Run]:
         return [run for scene in scenes for run in runs(scene, self.length)]
 
@@ -200,7 +217,7 @@ class MapillaryDataModule(SequenceDataModule):
             except DataError as error:
                 logging.getLogger("mdps").warning("scene not used: %s", error)
                 continue
-            if scene.map is not None and scene.n_frames:
+            if scene.is_usable:
                 usable[name] = scene
             else:
                 wanting = "usable frames" if scene.map is not None else "a map"

@@ -1,12 +1,12 @@
 """Sequences of T frames, cut from the tracks of scenes, and dealt to training, validation and test.
 
-A track is cut where two frames are more than 30 s or 100 m apart; the pieces are divided into runs of T frames, and what is
-left of a piece is too short and dropped. (The authors' loop also drops a run that fills the piece exactly; this one does not.)
-Long sequences have T = 100, short ones T = 10.
+A track is cut where two frames are more than 30 s or 100 m apart, or time runs backwards; the pieces are divided into runs of T
+frames, and what is left of a piece is too short and dropped. (The authors' loop also drops a run that fills the piece exactly;
+this one does not.) Long sequences have T = 100, short ones T = 10.
 
 Dealing is seeded, and knows what belongs together: the four views of a panorama show the same places, so that runs of
 the same drive that overlap in time go to the same side. Short sequences are cut from what long ones for validation and
-test do not use: no place of a test drive is ever trained on.
+test do not use: no frame of a test is ever trained on. Another drive may have been to the same place.
 """
 
 import hashlib
@@ -60,12 +60,16 @@ class Splits(NamedTuple):
 
 
 def cut(track: Track, max_seconds: float = MAX_SECONDS, max_metres: float = MAX_METRES) -> list[Track]:
-    """Cut a track where two frames are too far apart in time or in space; the pieces are in order and miss no frame."""
+    """Cut a track where two frames are too far apart in time or in space, or time runs backwards.
+
+    The pieces are in order and miss no frame.
+    """
     if not track.frames:
         return []
     seconds = np.array([f.seconds for f in track.frames])
     xy = np.array([(f.x, f.y) for f in track.frames])
-    far = (np.diff(seconds) > max_seconds) | (np.hypot(*np.diff(xy, axis=0).T) > max_metres)
+    dt = np.diff(seconds)
+    far = (dt < 0) | (dt > max_seconds) | (np.hypot(*np.diff(xy, axis=0).T) > max_metres)
     ends = [0, *(np.flatnonzero(far) + 1), len(track.frames)]
     return [track._replace(frames=track.frames[a:b]) for a, b in pairwise(ends)]
 

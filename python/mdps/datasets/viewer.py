@@ -191,7 +191,7 @@ def _figure(width: float, height: float) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'mdps[train]'") from None
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
     figure = Figure((width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -16,5 +16,5 @@ def opencv() -> Any:
     try:
         import cv2
     except ImportError:
-        raise ImportError("images and maps need OpenCV: pip install 'mdps[localization]'") from None
+        raise ImportError("images and maps need OpenCV: pip install opencv-python-headless") from None
     return cv2

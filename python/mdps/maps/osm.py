@@ -296,7 +296,7 @@ def _number(value: Any, where: str) -> int:
 def _position(latitude: Any, longitude: Any, where: str) -> tuple[float, float]:
     try:
         position = float(latitude), float(longitude)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         position = math.nan, math.nan
     if not (abs(position[0]) <= 90.0 and abs(position[1]) <= 360.0):
         raise DataError(f"{where}: expected lat and lon in degrees, got {_short(latitude)} and {_short(longitude)}")
