@@ -171,7 +171,8 @@ def smooth_together(
 ) -> list[SmootherBeliefs]:
     """Smooth by several smoothers, as one batch where they differ in nothing but parameters: that saves calls.
 
-    Args: as for `mdps.filter_together`, with `initial` and `final` for each of R smoothers.
+    Args: as for `mdps.filter_together`, with `initial` and `final` for each of R smoothers. Where shapes or kinds differ, all
+    run one after the other.
 
     Returns:
         The beliefs of each smoother, the same as one by one, up to the rounding of gradients.
@@ -180,7 +181,8 @@ def smooth_together(
     each = [observations] * n if isinstance(observations, Tensor) else observations
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(smoothers, initial, final, each, seeds, strict=True))
-    if any(s._kind() != smoothers[0]._kind() or o.shape != each[0].shape for s, _, _, o, _ in given):
+    first = smoothers[0]._kind(), each[0].shape, initial[0].shape, final[0].shape
+    if any((s._kind(), o.shape, i.shape, f.shape) != first for s, i, f, o, _ in given):
         return [s(o, i, f, actions, lengths, observed, seed) for s, i, f, o, seed in given]
     rows = [_row_seeds(s, i, f, seed) for s, i, f, _, seed in given]
     beliefs = filter_both(smoothers, initial, final, each, actions, lengths, observed, rows)
@@ -255,15 +257,25 @@ def _smooth(
 def _row_seeds(smoother: MixtureDensityParticleSmoother, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
     smoother.forward_filter.check_particles("initial", initial)
     smoother.backward_filter.check_particles("final", final)
+    if smoother.proposal == "union":
+        for name, filter_, particles in (
+            ("initial", smoother.forward_filter, initial),
+            ("final", smoother.backward_filter, final),
+        ):
+            if particles.size(1) != filter_.n_particles:
+                expected = f"N = {filter_.n_particles} particles, those of the filter, beside proposal='union'"
+                raise ValueError(f"{name}: expected {expected}, got {particles.size(1)}")
     return row_seeds(seed, initial.size(0), initial.device)
 
 
 def _propose(s: MixtureDensityParticleSmoother, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
     """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""
     if s.proposal == "union":
-        n = m_f[0].size(1) + m_b[0].size(1)
-        if n != s.n_particles:
-            raise ValueError(f"initial, final: proposal='union' expected {s.n_particles} particles in all, got {n}")
+        for name, filter_, (means, logs, _) in (("forward", s.forward_filter, m_f), ("backward", s.backward_filter, m_b)):
+            n, known = means.size(1), logs.device.type == "cpu" and not torch.compiler.is_compiling()
+            if n != filter_.n_particles or (known and (logs == -math.inf).any()):
+                expected = f"{filter_.n_particles} predicted particles at every time beside proposal='union'"
+                raise ValueError(f"{name}: expected {expected}, got other numbers of first particles")
         return torch.cat([m_f[0], m_b[0]], 1)
     seed = ops.split_seed(seed, 3)[:, 2]
     n_angular, counts = s.space.n_angular, (s.n_forward, s.n_particles - s.n_forward)
