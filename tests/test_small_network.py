@@ -288,6 +288,15 @@ def test_stands_for_two_sequentials(activation):
     torch.testing.assert_close(got, torch.autograd.grad(want.square().sum(), parameters))
 
 
+def test_inputs_without_columns_are_none():
+    x, weights, layers = torch.randn(2, 4, 3), torch.randn(8), (Layer(2),)
+    want = ops.small_network(x, weights, layers)
+    empty = {"extra": torch.empty(2, 4, 0), "condition": torch.empty(2, 0)}
+    assert torch.equal(ops.small_network(x, weights, layers, **empty), want)
+    with pytest.raises(ValueError, match="extra: expected no layer with extra=True without such an input"):
+        ops.small_network(x, weights, (Layer(2, extra=True),), **empty)
+
+
 class MyLinear(nn.Linear):
     pass
 
