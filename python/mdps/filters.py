@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import ops, pose_sequence
 from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
-from .sequences import Sequences, check_particles, encode, for_sequence, prepare, time_seeds
+from .sequences import Sequences, check_particles, encode, for_sequence, prepare, stands_for_calls, time_seeds
 from .state_space import StateSpace
 
 
@@ -35,6 +35,7 @@ class Dynamics(Protocol):
     It may have an attribute `wraps_angles`, True if the angles that it returns are in [-pi, pi) already.
     Its class may have a method `stack(models) -> callable or None`, which does the same for R models at once: the rows of what
     the callable is given are those of the first model, then as many of the second, and so on.
+    Where a module has hooks, or a subclass overrides `forward` and not these methods, the filter calls the model itself.
     """
 
     noise_size: int
@@ -490,7 +491,14 @@ def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> Models:
         each = torch.stack([bandwidths, *(f._bandwidths() for f in filters[1:])])  # type: ignore[list-item]
         bandwidths = each.repeat_interleave(n_rows // len(filters), 0)
     dynamics, likelihood = for_sequence([f.dynamics for f in filters]), for_sequence([f.likelihood for f in filters])
-    return Models(dynamics, likelihood, bandwidths, all(getattr(f.dynamics, "wraps_angles", False) for f in filters))
+    wraps = all(_wraps_angles(f.dynamics) for f in filters)
+    return Models(dynamics, likelihood, bandwidths, wraps)
+
+
+def _wraps_angles(dynamics: Dynamics) -> bool:
+    """What the dynamics say; a hook, or a subclass's `forward`, need not keep to it."""
+    overridden = hasattr(dynamics, "for_sequence") and not stands_for_calls(dynamics, "for_sequence")
+    return getattr(dynamics, "wraps_angles", False) and not overridden
 
 
 def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], coded: Sequence[Tensor], states: Tensor) -> _Rows:
