@@ -353,6 +353,11 @@ def test_errors():
         match=r"observations: expected shape .* \(4, 6\), that of the beliefs",
     ):
         s.smooth(*s.filter(**data), data["observations"][:, :5])
+    s.likelihood.forward = lambda particles, *_: particles[..., 0].double()
+    with pytest.raises(TypeError, match="likelihood: expected to return dtype torch.float32, .* got torch.float64"):
+        s(**data)
+    with pytest.raises(TypeError, match="n_particles: expected an int, got 7.0"):
+        pose_smoother(n_particles=7.0)
     s.likelihood.forward = lambda particles, *_: particles
     with pytest.raises(
         ValueError,

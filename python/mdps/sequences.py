@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -90,6 +91,28 @@ def check_particles(name: str, particles: Tensor, n_particles: int | None, size:
     if particles.dim() != 3 or particles.shape[1:] != (n, size) or n == 0:
         expected = f"(B, N, D) with {'N >= 1' if n_particles is None else f'N = {n_particles}'} and D = {size}"
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")
+
+
+def returned(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Check what the model `name` returned, and return it in the filter's dtype: under autocast, models return half types."""
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected to return shape {tuple(shape)}, got {tuple(value.shape)}")
+    if value.dtype != dtype:
+        if torch.promote_types(value.dtype, dtype) != dtype:
+            raise TypeError(f"{name}: expected to return dtype {dtype}, that of the filter's parameters, got {value.dtype}")
+        value = value.to(dtype)
+    return value
+
+
+def whole(name: str, value: int, least: int) -> int:
+    """Return an option that has to be an integer, of Python or numpy, and at least this."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {number}")
+    return number
 
 
 def row_seeds(seed: Tensor | None, batch: int, device: torch.device) -> Tensor:

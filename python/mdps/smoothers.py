@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, for_sequence, masked, prepare, row_seeds
+from .sequences import encode, for_sequence, masked, prepare, returned, row_seeds, whole
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -91,10 +91,9 @@ class MixtureDensityParticleSmoother(nn.Module):
         if proposal not in ("mixture", "union"):
             raise ValueError(f"proposal: expected 'mixture' or 'union', got {proposal!r}")
         union = forward_filter.n_particles + backward_filter.n_particles
-        n_particles = union if n_particles is None else n_particles
-        if n_particles < 2 or (proposal == "union" and n_particles != union):
-            expected = f"{union}, the particles of both filters" if proposal == "union" else "at least 2"
-            raise ValueError(f"n_particles: expected {expected}, got {n_particles}")
+        n_particles = whole("n_particles", union if n_particles is None else n_particles, 2)
+        if proposal == "union" and n_particles != union:
+            raise ValueError(f"n_particles: expected {union}, the particles of both filters, got {n_particles}")
         if not 0 < mixing < 1:
             raise ValueError(f"mixing: expected a number between 0 and 1, got {mixing}")
         self.space, self.n_particles, self.proposal = forward_filter.space, n_particles, proposal
@@ -241,8 +240,7 @@ def _smooth(
         x, *m_f, *m_b, n_angular=first.space.n_angular, mixing=first.n_forward / first.n_particles
     )
     log_l = for_sequence([s.likelihood for s in smoothers])(x, torch.cat(codes).flatten(0, 1), log_f, log_b)
-    if log_l.shape != log_q.shape:
-        raise ValueError(f"likelihood: expected to return shape {tuple(log_q.shape)}, got {tuple(log_l.shape)}")
+    log_l = returned("likelihood", log_l, log_q.shape, log_q.dtype)
     log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach() if first.divide_by_proposal else log_l)
     collapsed = (log_sum == -math.inf).view(n, batch, T)
     if lengths is not None:
