@@ -19,9 +19,16 @@ class ConfigurationError(ValueError):
     """A wrong entry; the message names it, what was expected and what came."""
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None, minimum: float | None = None) -> Any:
-    """Declare a field of a configuration: its default, its meaning and unit, and what is allowed."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
+def option(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare a field of a configuration: its default, its meaning and unit, and what is allowed (at least, less than)."""
+    allowed = {"choices": choices, "minimum": minimum, "below": below}
+    return dataclasses.field(default=default, metadata={"help": help, **allowed})
 
 
 def add_flags(parser: argparse.ArgumentParser, configuration: type, without: tuple[str, ...] = ()) -> None:
@@ -111,11 +118,13 @@ def _checked(field, value):
     right = isinstance(value, field.type) and not (isinstance(value, bool) and field.type is not bool)
     if not right:
         raise ConfigurationError(f"{field.name}: expected {field.type.__name__}, got {value!r}")
-    choices, minimum = field.metadata["choices"], field.metadata["minimum"]
+    choices, minimum, below = (field.metadata[key] for key in ("choices", "minimum", "below"))
     if choices and value not in choices:
         raise ConfigurationError(f"{field.name}: expected one of {list(choices)}, got {value!r}")
     if minimum is not None and not value >= minimum:
         raise ConfigurationError(f"{field.name}: expected at least {minimum}, got {value}")
+    if below is not None and not value < below:
+        raise ConfigurationError(f"{field.name}: expected less than {below}, got {value}")
     return value
 
 
