@@ -38,13 +38,12 @@ def test_autocast_leaves_references_exact():
     """As the operators, which compute in the dtype that they are given."""
     g = torch.Generator().manual_seed(0)
     x, particles = torch.randn(2, 5, 3, generator=g), torch.randn(2, 6, 2, generator=g)
-    grid = torch.randn(8, 9, 3, generator=g)
+    log_weights, pixels = torch.randn(2, 6, generator=g), torch.randn(3, 8, 9, generator=g)
+    poses = torch.full((1, 2, 3), 3.3)
     calls = (
         lambda: ops.small_network(x, torch.linspace(-1, 1, 16), (ops.Layer(4, "tanh"),)),
-        lambda: ops.transport_resample(particles, torch.randn(2, 6, generator=torch.Generator().manual_seed(1)))[0],
-        lambda: ops.pose_correlation(
-            grid[None], grid[:3, :3].movedim(-1, 0)[None], torch.full((1, 2, 3), 3.3), origin=(1.0, 1.0)
-        ),
+        lambda: ops.transport_resample(particles, log_weights)[0],
+        lambda: ops.pose_correlation(pixels[None], pixels[None, :, :3, :3], poses, origin=(1.0, 1.0)),
     )
     with ops.reference():
         for call in calls:
