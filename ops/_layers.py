@@ -32,12 +32,13 @@ def layers_of(module: nn.Module, *, extra: bool = False, condition: bool = False
     """Return the layers of an nn.Sequential, or None if `small_network` cannot stand for it.
 
     It has to consist of nn.Linear with bias, each followed by at most one of nn.ReLU, nn.Tanh, nn.Sigmoid and nn.PReLU (one
-    slope), nested nn.Sequentials included; no subclasses, no hooks, the limits of `small_network`. `extra` and `condition`
-    enter its first layer, so that second(torch.cat([first(x), extra], -1)) is layers_of(first) + layers_of(second, extra=True).
+    slope), nested nn.Sequentials included; no subclasses, no hooks (nor pruning), the limits of `small_network`. `extra` and
+    `condition` enter its first layer, so that second(torch.cat([first(x), extra], -1)) is
+    layers_of(first) + layers_of(second, extra=True).
     """
     layers: list[Layer] = []
     for leaf in _leaves((module,)):
-        if leaf._forward_hooks or leaf._forward_pre_hooks or leaf._backward_hooks or leaf._backward_pre_hooks:
+        if changed(leaf):
             return None
         if type(leaf) is nn.Linear and leaf.bias is not None and leaf.out_features <= MOST_COLUMNS >= leaf.in_features:
             layers.append(Layer(leaf.out_features, "none", extra and not layers, condition and not layers))
@@ -53,9 +54,16 @@ def flatten_parameters(*modules: nn.Module) -> Tensor:
 
     The modules keep their parameters, and gradients flow back into them. Stack the results for several sets (R, P). It costs
     more than a call of the operator at widths of 8: once for a sequence.
+
+    Raises:
+        ValueError: another module, or one that is not only its parameters: it has hooks (pruning and the old weight_norm are
+            hooks), a parametrization or a forward of its own.
     """
     parts = []
     for leaf in _leaves(modules):
+        if changed(leaf):
+            expected = "layers without hooks, pruning or a forward of their own, which would be ignored"
+            raise ValueError(f"modules: expected {expected}, got a {leaf}")
         if type(leaf) is nn.Linear and leaf.bias is not None:
             parts += [leaf.weight.reshape(-1), leaf.bias]
         elif type(leaf) is nn.PReLU:
@@ -67,9 +75,16 @@ def flatten_parameters(*modules: nn.Module) -> Tensor:
     return torch.cat(parts)
 
 
+def changed(module: nn.Module) -> bool:
+    """Return whether a call of this module is more than its class's forward: it has hooks, or a forward of its own."""
+    m = module
+    hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+    return bool(hooked) or "forward" in m.__dict__
+
+
 def _leaves(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
     for module in modules:
-        if type(module) is nn.Sequential and not module._forward_hooks and not module._forward_pre_hooks:
+        if type(module) is nn.Sequential and not changed(module):
             yield from _leaves(module)
         else:
             yield module

@@ -30,7 +30,10 @@ def arguments(
     condition: Tensor | None,
     inputs: int = 0,
 ) -> Given:
-    """Check and return the arguments. `inputs` are those of the first layer if x are poses; otherwise x are the inputs."""
+    """Check and return the arguments. `inputs` are those of the first layer if x are poses; otherwise x are the inputs.
+
+    An extra or a condition without columns is none.
+    """
     given: tuple[Tensor, ...] = (x, weights) if extra is None else (x, weights, extra)
     given = given if condition is None else (*given, condition)
     given = check.reals(names.given[2 * (extra is not None) + (condition is not None)], *given)
@@ -55,7 +58,7 @@ def arguments(
         raise ValueError(f"weights: expected shape (P) or (R, P) with P = {n_parameters}, got {tuple(size)}")
     if len(size) == 2 and (size[0] == 0 or rows % size[0]):
         raise ValueError(f"weights: expected R sets, R a divisor of the {rows} rows of {names.x}, got R = {size[0]}")
-    return x, extra, condition, weights, numbers
+    return x, extra if n_extra else None, condition if n_condition else None, weights, numbers
 
 
 def ends_in_shares(layers: Sequence[Layer], out: int) -> None:

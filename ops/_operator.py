@@ -32,6 +32,12 @@ def reference(active: bool = True) -> Iterator[None]:
         _reference = before
 
 
+def without_autocast(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    """A product of tensors in a reference: autocast would round them to half types, which the operators do not."""
+    with torch.autocast(args[-1].device.type, enabled=False):
+        return function(*args)
+
+
 def operator(
     name: str, save: Callable[..., None] | None = None, backward: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:

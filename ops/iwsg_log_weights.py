@@ -63,7 +63,10 @@ def _save(ctx, args, out):
 
 
 def _gradients(ctx, grad):
-    return None, *_backward(grad, *ctx.saved_tensors, ctx.n_angular), None
+    try:
+        return None, *_backward(grad, *ctx.saved_tensors, ctx.n_angular), None
+    except RuntimeError as error:
+        raise check.named(error) from None
 
 
 _backward = operator("iwsg_log_weights_backward")

@@ -41,6 +41,8 @@ def mixture_resample(
     Returns:
         samples (..., M, D), angles in [-pi, pi), and ancestors (..., M) int64, those of `resample` with the same seed and
         stream.
+        The kernels' numbers are those of philox_normal and philox_von_mises on the same seed and stream: draw other noise on
+        another stream, or by a seed of its own (split_seed), or it is the same noise again.
         Samples are fixed draws: no gradient passes through them (see iwsg_log_weights). A row with a NaN or negative
         bandwidth, or NaN or +inf among its log-weights, has NaN samples; a row that is -inf throughout has uniform ancestors.
 

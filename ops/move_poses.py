@@ -20,7 +20,7 @@ _NAMES = _networks.Names("poses", "noise")
 
 def move_poses(
     poses: Tensor,
-    noise: Tensor,
+    noise: Tensor | None,
     weights: Tensor,
     layers: Sequence[Layer],
     scale: Tensor,
@@ -34,7 +34,8 @@ def move_poses(
 
     Args:
         poses: (B, N, 3), x, y and heading in radians, of any size; float32 or float64 (half types are computed in float32).
-        noise: (B, N, E), the `extra` of `small_network`: it enters the one layer that has extra=True. 1 <= E <= 256.
+        noise: (B, N, E), the `extra` of `small_network`: it enters the one layer that has extra=True. E <= 256; 0, or
+            None: the step is not random.
         weights: (P) or (R, P), as for `small_network`.
         layers: 1 to 16 `Layer`s, best as a tuple, for 2 inputs; the last is Layer(4, "sigmoid").
         scale: (4), the largest change of x and y, in their units, and of sine and cosine. A constant.

@@ -22,7 +22,9 @@ def philox_normal(seed: Tensor, shape: Sequence[int], *, stream: int = 0, dtype:
         dtype: float32 (the normal distribution out to 6.6) or float64 (out to 8.6).
 
     Returns:
-        Tensor of this shape, a function of the arguments alone; no word is shared with philox_uniform or resample.
+        Tensor of this shape, a function of the arguments alone; no word is shared with philox_uniform or resample. With
+        mixture_resample all are shared: on one seed and stream its Gaussian kernels take exactly these numbers. Give one of
+        the two another stream, or a seed of its own (split_seed).
 
     Raises:
         TypeError: seed is not an int64 tensor, or the dtype is another. ValueError: bad shape or stream.

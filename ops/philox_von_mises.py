@@ -23,7 +23,8 @@ def philox_von_mises(seed: Tensor, concentration: Tensor, *, stream: int = 0) ->
 
     Returns:
         Angles in [-pi, pi), of the shape and dtype of concentration, without gradient. A function of the arguments alone.
-        NaN and negative concentrations give NaN there, and nowhere else.
+        NaN and negative concentrations give NaN there, and nowhere else. The words are those of the von Mises kernels of
+        mixture_resample on the same seed and stream: give one of the two another stream, or a seed of its own (split_seed).
 
     Raises:
         TypeError: not an int64 seed, not a real concentration. ValueError: shapes or stream.

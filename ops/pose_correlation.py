@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import _arguments as check
 from . import _cells as cells
-from ._operator import operator, reference_active
+from ._operator import operator, reference_active, without_autocast
 
 _PADDING = {"zeros": 0, "replicate": 1}
 _NORMALIZE = {"none": 0, "valid": 1, "cells and valid": 2}
@@ -145,7 +145,7 @@ def pose_correlation_reference(
     pixels = map.reshape(-1, map.size(-1))
     first = (map_index * height * width).view(-1, 1, 1, 1)
     samples = sum((a * b).unsqueeze(-1) * pixels[first + i * width + j] for i, a in rows for j, b in columns)
-    scores = torch.einsum("rnijc,rcij->rn", samples, templates[template_index])
+    scores = without_autocast(torch.einsum, "rnijc,rcij->rn", samples, templates[template_index])
     return torch.where(good, scores, math.nan)
 
 

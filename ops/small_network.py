@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._layers import ACTIVATIONS, Layer
 from ._networks import Names, arguments, gradient_shapes, map_network
-from ._operator import operator, reference_active
+from ._operator import operator, reference_active, without_autocast
 
 _NAMES = Names("x", "extra")
 
@@ -28,7 +28,7 @@ def small_network(
             Make it once for a sequence, not once for a step.
         layers: 1 to 16 `Layer`s, best as a tuple (a list is read anew at every call); the columns of a layer's matrix are those
             of torch.cat([previous, extra, condition]).
-        extra: (B, N, E), further values of each particle; they enter the one layer that has extra=True. 1 <= E <= 256.
+        extra: (B, N, E), further values of each particle; they enter the one layer that has extra=True. E <= 256; 0 is as none.
         condition: (B, K), values that the particles of a row share; likewise. Their share of the layer is computed once a row.
 
     Returns:
@@ -61,7 +61,7 @@ def small_network_reference(
             h = torch.cat([h, shared.reshape(*batch, condition.size(1))], -1)
         matrix, bias = sets[:, at : at + out * h.size(-1)], sets[:, None, at + out * h.size(-1) :][..., :out]
         at += out * (h.size(-1) + 1)
-        h = torch.matmul(h, matrix.reshape(-1, out, h.size(-1)).mT) + bias
+        h = without_autocast(torch.matmul, h, matrix.reshape(-1, out, h.size(-1)).mT) + bias
         if activation == ACTIVATIONS["prelu"]:
             h = torch.where(h < 0, sets[:, None, at : at + 1] * h, h)
             at += 1

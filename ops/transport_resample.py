@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments as check
-from ._operator import map_batch, operator, reference_active
+from ._operator import map_batch, operator, reference_active, without_autocast
 
 
 class Transported(NamedTuple):
@@ -114,7 +114,7 @@ def transport_resample_reference(
         g = g + _newton_step(f, g, cost, log_w, epsilon)
     plan = (log_w.unsqueeze(-2) + (g.unsqueeze(-2) - cost) / epsilon).softmax(-1)
     error = (plan.mean(-2) - log_w.exp()).abs().sum(-1).detach()
-    mean = plan @ z
+    mean = without_autocast(torch.matmul, plan, z)
     linear, cosine, sine = mean.split([linear.size(-1), n_angular, n_angular], -1)
     angles = torch.atan2(sine, cosine)
     angles = torch.where(angles >= torch.pi, angles - 2 * torch.pi, angles)

@@ -206,3 +206,15 @@ def test_the_first_step_may_have_another_number_of_particles(kind, n_first):
     assert belief.means.shape[-2] == max(n_first, 7)
     belief.log_prob(torch.zeros(2, 5, 3)).sum().backward()
     assert initial.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_leaves_places_exact(kind):
+    """No model here computes products, so autocast changes nothing; what a filter combines by itself keeps its digits."""
+    f, data = make(kind, N=50).train(), pose_data(N=50)
+    want = pieces(f(**data))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = pieces(f(**data))
+        state = f.start(data["initial"], data["observations"][:, 0], seed=data["seed"])
+        state = f.step(state, data["observations"][:, 1], data["actions"][:, 1])
+    assert torch.equal(got, want) and torch.equal(state.posterior.states, want[:, 1, :, :3])

@@ -568,5 +568,5 @@ def test_errors():
     with pytest.raises(ValueError, match="lengths: expected 1 to T = 4"):
         ffbs.smooth(f, lengths=torch.tensor([5, 1]))
     transition.network.forward = lambda particles, action: particles[..., :2]
-    with pytest.raises(ValueError, match=r"transition: expected mean to return shape \(6, 5, 3\), got \(6, 5, 2\)"):
+    with pytest.raises(ValueError, match=r"transition.mean: expected to return shape \(6, 5, 3\), got \(6, 5, 2\)"):
         ffbs.smooth(f)

@@ -609,6 +609,71 @@ def test_functions_will_do():
     assert f(torch.zeros(2, 3), torch.zeros(2, 1, 3)).posterior.mean.shape == (2, 3, 3)
 
 
+class HalfDrift(Drift):
+    def forward(self, particles, noise, action=None):
+        return super().forward(particles, noise, action).to(self.dtype)
+
+
+class HalfDistance(Distance):
+    def forward(self, particles, observation):
+        return super().forward(particles, observation).to(self.dtype)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_half_types_of_models_are_taken_as_the_filters(half, dtype):
+    f, data = pose_filter().to(dtype), pose_data()
+    f.dynamics, f.likelihood = HalfDrift().to(dtype), HalfDistance().to(dtype)
+    f.dynamics.dtype = f.likelihood.dtype = half
+    data = {k: v.to(dtype) if v.is_floating_point() else v for k, v in data.items()}
+    beliefs = f(**data)
+    assert all(x.dtype in (dtype, torch.int64, torch.bool) for x in tensors(beliefs))
+    state = f.start(data["initial"], data["observations"][:, 0], seed=data["seed"])
+    for t in range(1, 6):
+        state = f.step(state, data["observations"][:, t], data["actions"][:, t])
+        assert torch.equal(state.posterior.states, beliefs.posterior.means[:, t])
+        assert torch.equal(state.posterior.log_weights, beliefs.posterior.log_weights[:, t])
+    assert torch.equal(POSE.wrap(state.posterior.states), state.posterior.states)
+
+
+def test_online_under_autocast():
+    class Linear(nn.Module):
+        """Its products are half types there."""
+
+        noise_size = 3
+
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Linear(3, 3)
+
+        def forward(self, particles, noise, action=None):
+            return self.matrix(particles) + noise.to(torch.bfloat16)
+
+    class Weight(Linear):
+        def forward(self, particles, observation):
+            return -self.matrix(particles).square().sum(-1)
+
+    f, data = mdps.MixtureDensityParticleFilter(POSE, Linear(), Weight(), 7), pose_data()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        beliefs = f(**data)
+        state = f.start(data["initial"], data["observations"][:, 0], seed=data["seed"])
+        for t in range(1, 6):
+            state = f.step(state, data["observations"][:, t])
+            assert torch.equal(state.posterior.states, beliefs.posterior.means[:, t])
+
+
+@pytest.mark.parametrize("name", ["dynamics", "likelihood"])
+def test_models_of_a_larger_type_are_told_by_name(name):
+    f, data = pose_filter(), pose_data()
+    setattr(f, name, HalfDrift() if name == "dynamics" else HalfDistance())
+    getattr(f, name).dtype = torch.float64
+    words = f"{name}: expected to return dtype torch.float32, that of the filter's parameters, got torch.float64"
+    with pytest.raises(TypeError, match=words):
+        f(**data)
+    with pytest.raises(TypeError, match=words):
+        f.step(f.start(data["initial"], data["observations"][:, 0]), data["observations"][:, 1])
+
+
 @pytest.mark.parametrize(
     "change, error, words",
     [
@@ -678,6 +743,9 @@ def test_errors(change, error, words):
 def test_errors_of_networks_and_options():
     with pytest.raises(ValueError, match="n_particles: expected at least 1, got 0"):
         pose_filter(0)
+    for n in (7.0, "7", None):
+        with pytest.raises(TypeError, match=f"n_particles: expected an int, got {n!r}"):
+            pose_filter(n)
     with pytest.raises(ValueError, match="resampling: expected one of .*, got 'optimal'"):
         pose_filter(resampling="optimal")
     with pytest.raises(ValueError, match="bandwidth: expected more than the minimum"):

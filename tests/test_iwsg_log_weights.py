@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from table import Case, check_errors, checks
 from test_mixture_log_prob import brute_force, collapse, far_away, mixture
@@ -50,6 +51,18 @@ test_errors = check_errors(
 def test_value_is_exactly_zero_and_costs_nothing_at_inference():
     out = ops.iwsg_log_weights(Z, MEANS, WEIGHTS, BANDWIDTHS, n_angular=1)
     assert (out == 0).all() and not out.requires_grad
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_bad_bandwidths_are_told_in_backward(bad, lead):
+    bandwidths = torch.tensor([0.3, bad, 0.2], dtype=torch.float64)
+    given = [Z, MEANS, WEIGHTS] if lead else [Z[0], MEANS[0], WEIGHTS[0]]
+    out = ops.iwsg_log_weights(*given, bandwidths.requires_grad_(), n_angular=1)
+    if ops.reference_active():
+        return
+    with pytest.raises(ValueError, match="^bandwidths: expected positive finite numbers, got another one in row 0"):
+        out.sum().backward()
 
 
 def test_no_gradient_to_samples():

@@ -171,6 +171,18 @@ def test_bandwidth():
             ValueError,
             r"bandwidths: expected shape \(3,\) or \(3, 4, 3\), got \(2,\)",
         ),
+        (lambda m: m.log_prob(torch.zeros(2, 1)), ValueError, r"value: expected shape \(..., D\) with D = 3, got \(2, 1\)"),
+        (lambda m: m.log_prob(torch.zeros(())), ValueError, r"value: expected shape \(..., D\) with D = 3, got \(\)"),
+        (
+            lambda m: mdps.Mixture(m.means, m.log_weights + 1, m.bandwidths, POSE, validate_args=True),
+            ValueError,
+            "log_weights: expected normalised ones, .*mdps.ops.normalize_log_weights.*, got 1 to 1",
+        ),
+        (
+            lambda m: mdps.Mixture(m.means, m.log_weights * math.nan, m.bandwidths, POSE, validate_args=True),
+            ValueError,
+            "log_weights: expected normalised ones",
+        ),
         (lambda m: m.marginal("z"), ValueError, "names: expected some of"),
         (lambda m: m.modes(0, 1.0), ValueError, "n_modes: expected 1 to"),
         (lambda m: m.modes(2, (1.0, 2.0)), ValueError, "radii: expected 3 numbers"),
@@ -180,6 +192,14 @@ def test_bandwidth():
 def test_errors(make, error, words):
     with pytest.raises(error, match=words):
         make(mixture())
+
+
+def test_validated_weights_may_be_as_far_from_normalised_as_float32_leaves_them():
+    log_weights = torch.log_softmax(torch.randn(2, 100_000), -1)
+    log_weights[0, 1:] = -math.inf
+    log_weights[0, 0] = 0
+    m = mdps.Mixture(torch.zeros(2, 100_000, 3), log_weights, torch.ones(3), POSE, validate_args=True)
+    assert m.marginal("x").expand((5, 2)).batch_shape == (5, 2)
 
 
 def test_one_operator_call(monkeypatch):

@@ -199,3 +199,14 @@ def test_nan_stays_in_its_row():
         assert torch.equal(x[[0, 2]], want[0][[0, 2]]) and torch.equal(a[[0, 2]], want[1][[0, 2]])
         assert x[1].isnan().all() and (a[1] >= 0).all() and (a[1] < 8).all()
     assert mdps._C.live_handles() == 0
+
+
+def test_kernels_take_the_numbers_of_the_philox_operators():
+    """As the docstrings say: who wants others gives another stream."""
+    seed, (B, M) = torch.tensor([3, 4]), (2, 9)
+    zero, widths = torch.zeros(B, 1, 3), torch.tensor([1.0, 1.0, 0.5])
+    samples, _ = ops.mixture_resample(zero, torch.zeros(B, 1), widths, seed, M, n_angular=1)
+    normal, angle = ops.philox_normal(seed, (B, M, 2)), ops.philox_von_mises(seed, torch.full((B, M), 4.0))
+    torch.testing.assert_close(samples, torch.cat([normal, angle[..., None]], -1))
+    other = ops.mixture_resample(zero, torch.zeros(B, 1), widths, seed, M, n_angular=1, stream=1)[0]
+    assert not (other[..., :2] == normal).any()

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import mdps
 from mdps import networks
+from mdps.sequences import for_sequence
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +143,167 @@ def test_filters_gather_parameters_once_a_sequence(monkeypatch):
     filter_.dynamics = Plain()
     torch.testing.assert_close(filter_(y, initial, seed=seed).posterior.means, beliefs.posterior.means)
     assert len(calls) == 2 + 1 + 5
+
+
+SPACE = mdps.StateSpace(linear=("x", "y"), angular=("heading",))
+
+
+def beliefs_of(*models):
+    """Of a filter for each pair of dynamics and likelihood, run as one batch."""
+    filters = [mdps.MixtureDensityParticleFilter(SPACE, d, w, 5) for d, w in zip(models[::2], models[1::2])]
+    g = torch.Generator().manual_seed(0)
+    codes, initial = torch.randn(2, 4, 8, generator=g), torch.randn(2, 5, 3, generator=g)
+    seeds = [torch.tensor(i) for i in range(len(filters))]
+    return [b.posterior.log_weights for b in mdps.filter_together(filters, [initial] * len(filters), codes, seeds=seeds)]
+
+
+CHANGES = [
+    (lambda network: network.second[0].register_forward_hook(lambda *a: None), "expected layers without hooks"),
+    (lambda network: network.first[1].register_full_backward_hook(lambda *a: None), "expected layers without hooks"),
+    (lambda network: network.first.register_forward_pre_hook(lambda *a: None), "expected layers without hooks"),
+    (lambda network: network.second.register_full_backward_hook(lambda *a: None), "expected layers without hooks"),
+    (lambda network: prune.random_unstructured(network.first[0], "weight", 0.5), "expected layers without .*pruning"),
+    (lambda network: parametrizations.weight_norm(network.first[0]), "expected nn.Sequential of nn.Linear"),
+    (lambda network: network.register_forward_hook(lambda *a: None), "network: expected one without hooks"),
+    (lambda network: setattr(network, "forward", print), "network: expected one without hooks or a forward of its own"),
+    (lambda network: network.second.__setitem__(1, nn.Tanh()), "network: expected the layers that it was made with"),
+]
+
+
+@pytest.mark.parametrize("change, words", CHANGES)
+def test_a_network_that_is_more_than_its_parameters_is_refused(change, words):
+    """The operators would go on with the parameters alone, and say nothing."""
+    likelihood = networks.PoseLikelihood(nn.Identity())
+    change(likelihood.network)
+    for call in (lambda: likelihood(torch.zeros(2, 5, 3), torch.zeros(2, 8)), likelihood.for_sequence):
+        with pytest.raises(ValueError, match=words):
+            call()
+    for n in (1, 2):
+        with pytest.raises(ValueError, match=words):
+            beliefs_of(*[networks.ResidualDynamics(), likelihood] * n)
+
+
+def test_an_encoder_that_is_more_than_its_parameters_is_refused():
+    encoder = networks.ObservationEncoder()
+    encoder.layers[0].register_forward_hook(lambda *a: None)
+    with pytest.raises(ValueError, match="expected layers without hooks"):
+        encoder(torch.zeros(3))
+
+
+class Halved(networks.PoseLikelihood):
+    def forward(self, particles, code):
+        return 0.5 * super().forward(particles, code)
+
+
+class Still(networks.ResidualDynamics):
+    def forward(self, particles, noise, action=None):
+        return particles
+
+
+class Prepared(networks.PoseLikelihood):
+    """With a for_sequence of its own, but the stack of its base."""
+
+    def for_sequence(self):
+        ordinary = super().for_sequence()
+        return lambda particles, code: 0.5 * ordinary(particles, code)
+
+
+class Both(Prepared):
+    def forward(self, particles, code):
+        return self.for_sequence()(particles, code)
+
+    def for_sequence(self):
+        return super().for_sequence()
+
+
+class Tenth(nn.Module):
+    """Protocol and no more."""
+
+    def for_sequence(self):
+        return self
+
+    def forward(self, particles, code):
+        return -0.1 * particles.square().sum(-1)
+
+
+class Fifth(Tenth):
+    def forward(self, particles, code):
+        return 2 * super().forward(particles, code)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_a_subclass_overrides_is_called(n):
+    def plain(model):
+        """Without for_sequence and stack."""
+        calls = nn.Module()
+        calls.forward, calls.noise_size = model.forward, getattr(model, "noise_size", None)
+        return calls
+
+    dynamics = [networks.ResidualDynamics() for _ in range(n)]
+    likelihoods = [networks.PoseLikelihood(nn.Identity()) for _ in range(n)]
+    for changed in (Halved, Prepared, Both, Fifth):
+        models = [changed() if changed is Fifth else changed(nn.Identity()) for _ in range(n)]
+        called = [plain(m) for m in models]
+        if changed is Prepared:  # its forward is that of its base
+            for c, m in zip(called, models):
+                c.forward = m.for_sequence()
+        got = beliefs_of(*(m for pair in zip(dynamics, models) for m in pair))
+        want = beliefs_of(*(m for pair in zip(dynamics, called) for m in pair))
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+    still = [Still() for _ in range(n)]
+    got = beliefs_of(*(m for pair in zip(still, likelihoods) for m in pair))
+    want = beliefs_of(*(m for pair in zip([plain(m) for m in still], likelihoods) for m in pair))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_hooks_of_a_model_run_at_every_step(n):
+    models = [m for _ in range(n) for m in (networks.ResidualDynamics(), networks.PoseLikelihood(nn.Identity()))]
+    want, calls = beliefs_of(*models), []
+    for m in models:
+        m.register_forward_hook(lambda module, given, out: calls.append(module))
+    got = beliefs_of(*models)
+    assert len(calls) == n * (3 + 4)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+    models[1].register_forward_hook(lambda module, given, out: 0.5 * out)
+    assert not torch.allclose(beliefs_of(*models)[0], want[0])
+
+
+def test_angles_of_what_overrides_are_wrapped():
+    class Turned(networks.ResidualDynamics):
+        def forward(self, particles, noise, action=None):
+            return super().forward(particles, noise, action) + torch.tensor([0.0, 0.0, 6.0])
+
+    f = mdps.MixtureDensityParticleFilter(SPACE, Turned(), networks.PoseLikelihood(nn.Identity()), 5)
+    headings = f(torch.randn(2, 4, 8), torch.randn(2, 5, 3), seed=torch.tensor(0)).posterior.means[..., 2]
+    assert (headings.abs() <= math.pi).all()
+
+
+def test_hooks_of_what_a_model_contains():
+    mean, calls = networks.ResidualMean(), []
+    dynamics, p = mdps.KernelDynamics(mean, 0.5, SPACE), torch.randn(2, 5, 3)
+    want = for_sequence([dynamics])(p, torch.zeros(2, 5, 3))
+    mean.residual.register_forward_hook(lambda *a: calls.append("residual"))
+    torch.testing.assert_close(for_sequence([dynamics])(p, torch.zeros(2, 5, 3)), want)
+    torch.testing.assert_close(mean(p), want)
+    assert calls == ["residual"] * 2
+    mean.register_forward_hook(lambda *a: calls.append("mean"))
+    for_sequence([dynamics])(p, torch.zeros(2, 5, 3))
+    assert calls[2:] == ["residual", "mean"]
+
+
+def test_packaged_models_gather_as_before():
+    """None of them is taken for one that overrides something."""
+    for model in (networks.ResidualDynamics(), networks.PoseLikelihood(nn.Identity())):
+        assert type(for_sequence([model])) in (networks.PoseMove, networks.PoseWeigh)
+        assert for_sequence([model, model]).weights.dim() == 2
+    smoother = networks.PoseSmootherLikelihood(nn.Identity())
+    for model in (smoother, networks.ResidualMean(), mdps.KernelDynamics(networks.ResidualMean(), 0.5, SPACE)):
+        assert not isinstance(for_sequence([model]), nn.Module)
+    assert for_sequence([smoother, smoother]).__name__ == "weigh"
 
 
 def test_state_dict_is_that_of_plain_layers():

@@ -1,7 +1,12 @@
 """A sequence as one node of the graph gives what its steps give."""
 
+import gc
+import math
+import weakref
+
 import pytest
 import torch
+import torch.utils.checkpoint
 from test_filters import POSE, tensors
 
 import mdps
@@ -113,6 +118,89 @@ def test_second_derivatives_are_refused():
     (g,) = torch.autograd.grad(loss, [next(f.dynamics.parameters())], create_graph=True)
     with pytest.raises(RuntimeError):
         g.sum().backward()
+
+
+class Kept:
+    """What a hook keeps in place of a saved tensor."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_backward_frees_what_forward_kept():
+    (f,) = filters(torch.float32)
+    kept, shapes = [], []
+
+    def keep(tensor):
+        k = Kept(tensor)
+        shapes.append(tuple(tensor.shape))
+        if tensor.shape[:2] == (B, 9):  # not the bandwidths of beliefs that the loss does not look at
+            kept.append(weakref.ref(k))
+        return k
+
+    seed, (B, T) = torch.tensor(0), (2, 5)
+    given = torch.randn(B, T), torch.randn(B, 9, 3)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda k: k.tensor):
+        beliefs = f(*given, seed=seed)
+    assert shapes.count((B, 9, 3)) >= 2 * T - 1 and shapes.count((B, 9, 4)) >= T - 1, "the hooks see states, draws and noise"
+    loss = beliefs.log_evidence.sum()
+    loss.backward(retain_graph=True)
+    assert any(k() is not None for k in kept)
+    loss.backward()
+    gc.collect()
+    assert not any(k() is not None for k in kept)
+    node = beliefs.posterior.means.grad_fn
+    while "_SequenceBackward" not in node.name():
+        node = node.next_functions[0][0]
+    assert vars(node) and not has_tensor(list(vars(node).values()))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def has_tensor(x):
+    return isinstance(x, torch.Tensor) or (isinstance(x, (tuple, list)) and any(map(has_tensor, x)))
+
+
+def test_checkpointing(monkeypatch):
+    (f,) = filters(torch.float64)
+    given = torch.randn(2, 5).double(), torch.randn(2, 9, 3).double()
+    calls, ordinary = [], pose_sequence._RESAMPLE
+    monkeypatch.setattr(pose_sequence, "_RESAMPLE", lambda *a: calls.append(0) or ordinary(*a))
+
+    def loss():
+        return f(*given, seed=torch.tensor(0)).log_evidence.sum()
+
+    want = torch.autograd.grad(loss(), list(f.dynamics.parameters()))
+    n = len(calls)
+    got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(loss, use_reentrant=False), list(f.dynamics.parameters()))
+    assert len(calls) == 3 * n, "the sequence was run again"
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("one_node", [True, False])
+def test_bandwidths_without_a_gradient_are_told_by_name(monkeypatch, one_node):
+    """Draws from such mixtures exist, densities do not."""
+    (f,) = filters(torch.float32)
+    if not one_node:
+        monkeypatch.setattr(pose_sequence, "run", lambda *given: None)
+    with torch.no_grad():
+        f.resampling_bandwidth.log_excess.fill_(math.inf)
+    loss = f(torch.randn(2, 3), torch.randn(2, 9, 3), seed=torch.tensor(0)).log_evidence.sum()
+    with pytest.raises(ValueError, match="^bandwidths: expected positive finite numbers"):
+        loss.backward()
+
+
+def test_dynamics_without_noise(monkeypatch):
+    made = filters(torch.float64)
+    made[0].dynamics = ResidualDynamics(noise_size=0).double()
+    (got, got_grads), (want, want_grads) = (results(made, monkeypatch, one_node) for one_node in (True, False))
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(got_grads, want_grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * max(1.0, b.abs().max().item()))
+    move, p = made[0].dynamics, torch.randn(2, 9, 3).double()
+    assert torch.equal(move(p, torch.empty(2, 9, 0).double()), move(p, None))
 
 
 def test_a_code_of_the_wrong_width_is_told():

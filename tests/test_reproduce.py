@@ -116,6 +116,21 @@ def test_finished_runs_are_left_alone(stand_in, tmp_path, capsys):
     assert "6 runs, 4 of them finished before" in capsys.readouterr().out
 
 
+def test_groups_leave_finished_runs_alone(stand_in, tmp_path, capsys):
+    """Of runs at once of which some have their records, the others are trained one by one."""
+    flags = ("--methods", "mdpf", "--jobs", "2")
+    assert stand_in(*flags, "--runs", "2") == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out/results").glob("*.json")}
+    capsys.readouterr()
+    assert stand_in(*flags, "--runs", "4", "--runs-at-once", "4") == 0
+    out = capsys.readouterr().out
+    assert sorted(records(tmp_path / "out")) == [f"mdpf_run_0{k}.json" for k in range(4)]
+    assert {name: (tmp_path / "out/results" / name).read_bytes() for name in before} == before
+    for run, calls in enumerate((1, 1, 1, 1)):
+        assert (run_folder(tmp_path, "mdpf", run) / "calls").read_text() == "call\n" * calls
+    assert len(re.findall(r"^mdpf run [23]  finished", out, re.M)) == 2 and "run 0" not in out and "4 runs, 2 of them" in out
+
+
 def test_ctrl_c_stops_every_process_and_the_sweep_goes_on(stand_in, tmp_path, monkeypatch, capsys):
     slow = [run_folder(tmp_path, m, 0) / "sleep" for m in ("mdpf", "mdps")]
     for file in slow:

@@ -1,6 +1,7 @@
 import math
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from table import EMULATED, Case, check_errors, checks
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import mdps
 from mdps import ops
@@ -288,6 +290,15 @@ def test_stands_for_two_sequentials(activation):
     torch.testing.assert_close(got, torch.autograd.grad(want.square().sum(), parameters))
 
 
+def test_inputs_without_columns_are_none():
+    x, weights, layers = torch.randn(2, 4, 3), torch.randn(8), (Layer(2),)
+    want = ops.small_network(x, weights, layers)
+    empty = {"extra": torch.empty(2, 4, 0), "condition": torch.empty(2, 0)}
+    assert torch.equal(ops.small_network(x, weights, layers, **empty), want)
+    with pytest.raises(ValueError, match="extra: expected no layer with extra=True without such an input"):
+        ops.small_network(x, weights, (Layer(2, extra=True),), **empty)
+
+
 class MyLinear(nn.Linear):
     pass
 
@@ -298,9 +309,43 @@ def hooked():
     return module
 
 
+def hooked_sequential(register):
+    module = nn.Sequential(nn.Linear(2, 2))
+    getattr(module, register)(lambda *a: None)
+    return module
+
+
+def pruned():
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    prune.l1_unstructured(module[0], "weight", 0.5)
+    return module
+
+
+def old_weight_norm():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2)))
+
+
+def own_forward():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].forward = torch.sin
+    return module
+
+
+CHANGED = [
+    hooked(),
+    *(hooked_sequential(f"register_{way}_hook") for way in ("forward", "forward_pre", "full_backward", "full_backward_pre")),
+    pruned(),
+    old_weight_norm(),
+    own_forward(),
+]
+
+
 @pytest.mark.parametrize(
     "module",
     [
+        *CHANGED,
         nn.Sequential(),
         nn.Sequential(nn.ReLU(), nn.Linear(2, 2)),
         nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()),
@@ -313,7 +358,6 @@ def hooked():
         nn.Sequential(nn.Linear(2, 2), nn.Dropout()),
         nn.Sequential(MyLinear(2, 2)),
         nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
-        hooked(),
     ],
     ids=str,
 )
@@ -321,7 +365,15 @@ def test_what_is_no_small_network(module):
     assert ops.layers_of(module) is None
 
 
+@pytest.mark.parametrize("module", CHANGED, ids=str)
+def test_flatten_parameters_refuses_what_would_be_ignored(module):
+    with pytest.raises(ValueError, match="modules: expected layers without hooks, pruning or a forward of their own"):
+        ops.flatten_parameters(module)
+
+
 def test_flatten_parameters_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="modules: expected nn.Sequential of nn.Linear .*got a ParametrizedLinear"):
+        ops.flatten_parameters(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))))
     with pytest.raises(ValueError, match=r"modules: expected nn.Sequential of nn.Linear with bias and activations, got a GELU"):
         ops.flatten_parameters(nn.Sequential(nn.Linear(2, 2), nn.GELU()))
     with pytest.raises(ValueError, match="modules: expected at least one nn.Linear, got none"):

@@ -293,8 +293,36 @@ def test_more_particles_at_both_ends():
     loss = beliefs.smoothed.log_prob(torch.zeros(4, 6, 3)).sum()
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(s.parameters())))
     assert_same([s(**data).smoothed.means], [beliefs.smoothed.means])
-    with pytest.raises(ValueError, match="proposal='union' expected 14 particles in all, got 56"):
-        pose_smoother(proposal="union")(**data)
+
+
+@pytest.mark.parametrize("end", ["initial", "final"])
+@pytest.mark.parametrize("n", [3, 9])
+def test_a_union_has_the_particles_of_both_filters(end, n):
+    """Fewer first particles would be filled up with copies of one, which take part in no mixture."""
+    s, data = pose_smoother(proposal="union"), smoother_data()
+    ordinary = s.filter(**data)
+    data[end] = data[end].repeat(1, 2, 1)[:, :n]
+    with pytest.raises(ValueError, match=f"{end}: expected N = 7 particles, those of the filter, .*got {n}"):
+        s(**data)
+    start = {k: v for k, v in data.items() if k not in ("initial", "final")} | {"initial": data[end]}
+    if end == "initial":
+        name, beliefs = "forward", (s.forward_filter(**start), ordinary[1])
+    else:
+        name, beliefs = "backward", (ordinary[0], s.backward_filter(**start))
+    with pytest.raises(ValueError, match=f"{name}: expected 7 predicted particles at every time"):
+        s.smooth(*beliefs, data["observations"], seed=data["seed"])
+
+
+@pytest.mark.parametrize("ends", [("initial",), ("final",), ("initial", "final")])
+def test_smoothers_of_different_first_particles_run_one_by_one(ends):
+    smoothers, data, other = [pose_smoother(), pose_smoother()], smoother_data(), smoother_data()
+    for end in ends:
+        other[end] = other[end].repeat(1, 2, 1)
+    both = [data, other]
+    rest = {"observations": data["observations"], "actions": data["actions"], "seeds": [data["seed"]] * 2}
+    got = mdps.smooth_together(smoothers, *([d[end] for d in both] for end in ("initial", "final")), **rest)
+    for beliefs, s, d in zip(got, smoothers, both, strict=True):
+        assert_same(smoothed_tensors(beliefs), smoothed_tensors(s(**d)))
 
 
 def test_errors():
@@ -325,6 +353,11 @@ def test_errors():
         match=r"observations: expected shape .* \(4, 6\), that of the beliefs",
     ):
         s.smooth(*s.filter(**data), data["observations"][:, :5])
+    s.likelihood.forward = lambda particles, *_: particles[..., 0].double()
+    with pytest.raises(TypeError, match="likelihood: expected to return dtype torch.float32, .* got torch.float64"):
+        s(**data)
+    with pytest.raises(TypeError, match="n_particles: expected an int, got 7.0"):
+        pose_smoother(n_particles=7.0)
     s.likelihood.forward = lambda particles, *_: particles
     with pytest.raises(
         ValueError,

@@ -267,6 +267,61 @@ def test_figures_are_drawn(tmp_path, finished):
     assert {"learning_curves.png", "trajectory_1.pdf", "trajectory_2.png", "likelihood_over_time.png"} <= drawn
 
 
+@pytest.mark.parametrize(
+    "n_steps, times", [(2, [1, 2]), (3, [1, 2, 3]), (4, [1, 3, 4]), (5, [2, 3, 4, 5]), (50, [7, 20, 32, 45])]
+)
+def test_figures_of_few_steps(n_steps, times):
+    states, bearings = task.simulate(2, n_steps, seed=0)
+    tracker = bearings_only.build(bearings_only.Configuration(method="mdpf", n_particles=6, n_steps=n_steps))
+    with torch.no_grad():
+        beliefs = tracker.beliefs(states, bearings, 0)
+    figure = bearings_only.figures.trajectory(beliefs, states, bearings, 0)
+    assert [ax.get_title() for ax in figure.axes] == [f"step {t} of {n_steps}" for t in times]
+    bearings_only.figures.plt.close(figure)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("n", [1, 3])
+def test_figures_of_losses_that_are_no_numbers(bad, n):
+    losses = [4.0, bad, 3.0] if n == 3 else [bad]
+    rows = [
+        {"stage": 1, "epoch": i, "training/forward": x, "validation/forward": x, "validation_loss": x}
+        for i, x in enumerate(losses)
+    ]
+    figure = bearings_only.figures.learning_curves(rows)
+    if n == 3:
+        assert figure.axes[0].get_ylim() == pytest.approx((2.7, 3.5))
+    bearings_only.figures.plt.close(figure)
+
+
+@pytest.mark.parametrize("command, goes_on", [("train", True), ("reproduce", True), ("demo", False), ("evaluate", False)])
+def test_ctrl_c_promises_what_holds(monkeypatch, capsys, tmp_path, command, goes_on):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    for module, name in ((bearings_only, "run_training"), (bearings_only, "run_evaluation"), (bearings_only.reproduce, "main")):
+        monkeypatch.setattr(module, name, stop)
+    assert bearings_only.main([command, str(tmp_path)] if command == "evaluate" else [command]) == 130
+    err = capsys.readouterr().err
+    assert "Interrupted." in err and ("goes on" in err) == goes_on
+
+
+def test_a_resampling_bandwidth_without_effect(monkeypatch, capsys, tmp_path):
+    made = []
+    monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
+    for method in methods.METHODS:
+        torch_names = [n for n, _ in bearings_only.build(bearings_only.Configuration(method=method)).named_parameters()]
+        assert methods.METHODS[method].resamples_mixture == any("resampling_bandwidth" in n for n in torch_names)
+    words = "resampling_bandwidth: tg-pf has no resampled mixtures with bandwidths of their own; expected 0, got 3.0"
+    for command in (["train", "--method", "tg-pf"], ["reproduce", "--methods", "mdpf", "tg-pf"]):
+        assert words in errors([*command, "--resampling-bandwidth", "3", "--output", str(tmp_path / "out")], capsys)
+    path = config_file(tmp_path, resampling_bandwidth=3)
+    assert words in errors(["train", "--method", "tg-pf", "--config", path], capsys)
+    assert bearings_only.main(["train", "--method", "mdpf", "--resampling-bandwidth", "3"]) == 0
+    assert bearings_only.main(["train", "--method", "tg-pf", "--preset", "demo"]) == 0
+    assert [c.resampling_bandwidth for c, *_ in made] == [3.0, 0.0]
+
+
 def test_flags_override_the_file_which_overrides_the_preset(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
@@ -296,6 +351,9 @@ def errors(arguments, capsys):
         ({"n_particles": True}, "n_particles: expected int"),
         ({"method": "kalman"}, "method: expected one of"),
         ({"gradient_clip": "x"}, "gradient_clip: expected float, got 'x'"),
+        ({"plateau_factor": 1.5}, "plateau_factor: expected less than 1.0, got 1.5"),
+        ({"plateau_factor": 1}, "plateau_factor: expected less than 1.0, got 1"),
+        ({"plateau_factor": math.nan}, "plateau_factor: expected at least 0.0, got nan"),
     ],
 )
 def test_errors_of_a_file(tmp_path, capsys, entry, words):

@@ -197,7 +197,7 @@ def test_transition_loss_errors():
     with pytest.raises(ValueError, match=r"actions: expected shape \(B, T, ...\) with \(B, T\) = \(2, 4\), got \(2, 3, 1\)"):
         mdps.transition_loss(dynamics, torch.zeros(2, 4, 3), POSE, torch.zeros(2, 3, 1))
     dynamics.network.forward = lambda particles, action: particles[..., :2]
-    with pytest.raises(ValueError, match=r"transition: expected mean to return shape \(6, 1, 3\), got \(6, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"transition.mean: expected to return shape \(6, 1, 3\), got \(6, 1, 2\)"):
         mdps.transition_loss(dynamics, torch.zeros(2, 4, 3), POSE)
 
 

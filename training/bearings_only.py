@@ -27,7 +27,7 @@ import reproduce
 import staged
 import torch
 from configuration import ConfigurationError, option
-from methods import METHODS, Tracker, stages
+from methods import METHODS, Tracker, fitting, stages
 from staged import mix
 from torch import Tensor
 
@@ -83,7 +83,7 @@ class Configuration:
     patience: int = option(15, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
     gradient_clip: float = option(10.0, "largest norm of a gradient; 0: any", minimum=0.0)
-    plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0)
+    plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0, below=1.0)
     plateau_patience: int = option(10, "epochs without progress that make a plateau", minimum=0)
     plateau_cooldown: int = option(4, "epochs after a fall of the rate that do not count", minimum=0)
     plateau_threshold: float = option(1e-3, "relative progress that counts", minimum=0.0)
@@ -318,7 +318,8 @@ def main(arguments: list[str] | None = None) -> int:
             for option_, number in (("runs_at_once", runs_at_once), ("devices", devices)):
                 if number < 1:
                     raise ConfigurationError(f"{option_}: expected at least 1, got {number}")
-            c = configuration.make(Configuration, preset, configuration.read_yaml(file) if file else {}, given)
+            given = (configuration.read_yaml(file) if file else {}) | given
+            c = fitting(configuration.make(Configuration, preset, given), given)
             name = f"seed_{c.seed}" if runs_at_once == 1 else f"seeds_{c.seed}_to_{c.seed + runs_at_once - 1}"
             run_training(c, output or Path("runs") / f"bearings_only_{c.method}_{name}", runs_at_once, devices)
     except ConfigurationError as error:
@@ -328,8 +329,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        goes_on = "" if command == "evaluate" else " The same command goes on from the last whole epoch."
-        print(f"\nInterrupted.{goes_on}", file=sys.stderr)
+        goes_on = command in ("train", "reproduce")  # a demo begins anew, an evaluation has no epochs
+        print("\nInterrupted." + " The same command goes on from the last whole epoch." * goes_on, file=sys.stderr)
         return 130
     return 0
 

@@ -52,7 +52,8 @@ def draw_run(
 def trajectory(beliefs: dict[str, Mixture], states: Tensor, observations: Tensor, index: int, n_times: int = 4) -> plt.Figure:
     """One sequence at a few times (columns) as the beliefs (rows) see it: true path, bearing, density, particles."""
     n_steps = states.size(1)
-    times = [round((k + 0.5) / n_times * n_steps) for k in range(n_times)]
+    times = sorted({min(round((k + 0.5) / n_times * n_steps), n_steps - 1) for k in range(n_times)})
+    n_times = len(times)  # fewer where there are not so many steps
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(beliefs), n_times, figsize=(1.75 * n_times, 1.8 * len(beliefs)), squeeze=False, sharex=True, sharey=True
@@ -86,8 +87,9 @@ def learning_curves(history: list[dict[str, Any]]) -> plt.Figure:
                 epochs = [i for i, _ in rows]
                 ax.plot(epochs, [r[f"training/{name}"] for _, r in rows], color=colour, lw=0.7, ls=":")
                 ax.plot(epochs, [r[f"validation/{name}"] for _, r in rows], color=colour, lw=1.3)
-        values = sorted(v for row in history for k, v in row.items() if k.startswith("validation/"))
-        ax.set_ylim(min(values) - 0.3, values[int(0.97 * (len(values) - 1))] + 0.5)
+        losses = (v for row in history for k, v in row.items() if k.startswith("validation/"))
+        if values := sorted(v for v in losses if math.isfinite(v)):
+            ax.set_ylim(values[0] - 0.3, values[int(0.97 * (len(values) - 1))] + 0.5)
         for i in range(1, len(history)):
             if history[i]["stage"] != history[i - 1]["stage"]:
                 ax.axvline(i + 0.5, color="0.7", lw=0.6)

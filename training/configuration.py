@@ -20,10 +20,16 @@ class ConfigurationError(ValueError):
 
 
 def option(
-    default: Any, help: str, choices: tuple[str, ...] | None = None, minimum: float | None = None, even: bool = False
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    below: float | None = None,
+    even: bool = False,
 ) -> Any:
-    """Declare a field of a configuration: its default, its meaning and unit, and what is allowed."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum, "even": even})
+    """Declare a field of a configuration: its default, its meaning and unit, and what is allowed (at least, less than)."""
+    allowed = {"choices": choices, "minimum": minimum, "below": below, "even": even}
+    return dataclasses.field(default=default, metadata={"help": help, **allowed})
 
 
 def add_flags(parser: argparse.ArgumentParser, configuration: type, without: tuple[str, ...] = ()) -> None:
@@ -113,11 +119,13 @@ def _checked(field, value):
     right = isinstance(value, field.type) and not (isinstance(value, bool) and field.type is not bool)
     if not right:
         raise ConfigurationError(f"{field.name}: expected {field.type.__name__}, got {value!r}")
-    choices, minimum = field.metadata["choices"], field.metadata["minimum"]
+    choices, minimum, below = (field.metadata[key] for key in ("choices", "minimum", "below"))
     if choices and value not in choices:
         raise ConfigurationError(f"{field.name}: expected one of {list(choices)}, got {value!r}")
     if minimum is not None and not value >= minimum:
         raise ConfigurationError(f"{field.name}: expected at least {minimum}, got {value}")
+    if below is not None and not value < below:
+        raise ConfigurationError(f"{field.name}: expected less than {below}, got {value}")
     if field.metadata["even"] and value % 2:
         raise ConfigurationError(f"{field.name}: expected an even number, got {value}")
     return value

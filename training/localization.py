@@ -97,7 +97,7 @@ class Configuration:
     patience: int = option(40, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
     gradient_clip: float = option(300.0, "largest norm of a gradient; 0: any", minimum=0.0)
-    plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0)
+    plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0, below=1.0)
     plateau_patience: int = option(20, "epochs without progress that make a plateau", minimum=0)
     plateau_cooldown: int = option(0, "epochs after a fall of the rate that do not count", minimum=0)
     plateau_threshold: float = option(1e-4, "relative progress that counts", minimum=0.0)

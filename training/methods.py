@@ -41,6 +41,22 @@ class Method:
     stages: Callable[[Any], list[Stage]]
     learns_likelihood: bool = True
     """False: it knows the true likelihood of a bearing, and sees bearings instead of their codes."""
+    resamples_mixture: bool = False
+    """Whether it resamples from mixtures that have bandwidths of their own."""
+
+
+def fitting(c: Any, given: dict[str, Any]) -> Any:
+    """Return the configuration of a run without what a preset says and the method does not have.
+
+    Raises:
+        ConfigurationError: such an option was given.
+    """
+    if METHODS[c.method].resamples_mixture or not c.resampling_bandwidth:
+        return c
+    if given.get("resampling_bandwidth"):
+        what = f"{c.method} has no resampled mixtures with bandwidths of their own"
+        raise ConfigurationError(f"resampling_bandwidth: {what}; expected 0, got {c.resampling_bandwidth}")
+    return dataclasses.replace(c, resampling_bandwidth=0.0)
 
 
 class Tracker(nn.Module):
@@ -333,13 +349,25 @@ METHODS: dict[str, Method] = {
     "concrete-pf": Method("Concrete\nPF", _FORWARD, _baseline(mdps.ConcreteParticleFilter, None), _filter_stages("forward")),
     "ot-pf": Method("OT-PF", _FORWARD, _baseline(mdps.OptimalTransportParticleFilter, None), _filter_stages("forward")),
     "mdpf-multinomial": Method(
-        "MDPF\nmultinomial", _FORWARD, lambda c: _mdpf(c, "multinomial", FIRST_RESAMPLING_BANDWIDTH), _filter_stages("forward")
+        "MDPF\nmultinomial",
+        _FORWARD,
+        lambda c: _mdpf(c, "multinomial", FIRST_RESAMPLING_BANDWIDTH),
+        _filter_stages("forward"),
+        resamples_mixture=True,
     ),
     "mdpf-residual": Method(
-        "MDPF\nresidual", _FORWARD, lambda c: _mdpf(c, "residual", FIRST_RESAMPLING_BANDWIDTH), _filter_stages("forward")
+        "MDPF\nresidual",
+        _FORWARD,
+        lambda c: _mdpf(c, "residual", FIRST_RESAMPLING_BANDWIDTH),
+        _filter_stages("forward"),
+        resamples_mixture=True,
     ),
     "mdpf": Method(
-        "MDPF\nstratified", _FORWARD, lambda c: _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH), _filter_stages("forward")
+        "MDPF\nstratified",
+        _FORWARD,
+        lambda c: _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH),
+        _filter_stages("forward"),
+        resamples_mixture=True,
     ),
     "mdpf-shared-bandwidth": Method(
         "MDPF\none bandwidth", _FORWARD, lambda c: _mdpf(c, "stratified", None), _shared_bandwidth_stages
@@ -349,6 +377,7 @@ METHODS: dict[str, Method] = {
         _BACKWARD,
         lambda c: _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH, reverse=True),
         _filter_stages("backward"),
+        resamples_mixture=True,
     ),
     "ffbs-multinomial": Method(
         "FFBS\nmultinomial", ("forward", "smoothed"), _ffbs("multinomial"), _classical_stages, learns_likelihood=False
@@ -357,9 +386,11 @@ METHODS: dict[str, Method] = {
         "FFBS\nstratified", ("forward", "smoothed"), _ffbs("stratified"), _classical_stages, learns_likelihood=False
     ),
     "tfs": Method("TFS\nstratified", _ALL, _tfs, _two_filter_stages, learns_likelihood=False),
-    "mdps": Method("MDPS", _ALL, _mdps("mixture"), _smoother_stages),
-    "mdps-union": Method("MDPS\nunion", _ALL, _mdps("union"), _smoother_stages),
-    "mdps-without-proposal": Method("MDPS\nwithout 1/q", _ALL, _mdps("mixture", False), _smoother_stages),
+    "mdps": Method("MDPS", _ALL, _mdps("mixture"), _smoother_stages, resamples_mixture=True),
+    "mdps-union": Method("MDPS\nunion", _ALL, _mdps("union"), _smoother_stages, resamples_mixture=True),
+    "mdps-without-proposal": Method(
+        "MDPS\nwithout 1/q", _ALL, _mdps("mixture", False), _smoother_stages, resamples_mixture=True
+    ),
 }
 """In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
 "mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does;

@@ -32,7 +32,7 @@ import staged
 import sweep
 import torch
 from configuration import ConfigurationError
-from methods import METHODS
+from methods import METHODS, fitting
 
 PROGRAM = Path(__file__).with_name("bearings_only.py")
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -82,6 +82,11 @@ class Group:
         """Where its log is, and what it needs to go on."""
         return staged.shared_folder([run.folder for run in self.runs])
 
+    def left(self) -> "list[Group]":
+        """What is not finished: it, nothing, or each such run by itself, which leaves alone those that are finished."""
+        missing = [run for run in self.runs if not run.record.exists()]
+        return [self] if len(missing) == len(self.runs) else [Group((run,)) for run in missing]
+
     def job(self) -> sweep.Job:
         """What trains and evaluates it, or goes on with that."""
         first = self.runs[0]
@@ -125,9 +130,11 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
         return 0
     if unknown := [m for m in methods or () if m not in METHODS]:
         raise ConfigurationError(f"methods: expected some of {list(METHODS)}, got {unknown[0]!r}")
-    base = configuration.make(program.Configuration, preset, configuration.read_yaml(file) if file else {}, given)
+    given = (configuration.read_yaml(file) if file else {}) | given
+    base = configuration.make(program.Configuration, preset, given)
     output, methods = output or Path("runs/figure_2"), [m for m in METHODS if m in (methods or METHODS)]
-    runs = [Run(m, k, dataclasses.replace(base, method=m, seed=base.seed + k), output) for k in range(n_runs) for m in methods]
+    each = {m: fitting(dataclasses.replace(base, method=m), given) for m in methods}
+    runs = [Run(m, k, dataclasses.replace(c, seed=c.seed + k), output) for k in range(n_runs) for m, c in each.items()]
     for run in runs:
         _check_what_is_there(run, program.Configuration)
     groups = [
@@ -147,7 +154,7 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
 def train(groups: Sequence[Group], jobs: int, engine: str, program: ModuleType) -> list[Run]:
     """Bring all runs to their end, some at a time; returns those that failed."""
     runs = [run for group in groups for run in group.runs]
-    waiting = deque(group for group in groups if not all(run.record.exists() for run in group.runs))
+    waiting = deque(unfinished for group in groups for unfinished in group.left())
     running: dict[str, Group] = {}
     failed = []
     n_finished = sum(run.record.exists() for run in runs)

@@ -151,9 +151,10 @@ class ConcreteParticleFilter(ParticleFilter):
         shares = torch.softmax((log_weights.unsqueeze(1) + gumbel) / self.temperature, -1)
         g = len(self.space.linear)
         linear, angles = states[..., :g], states[..., g:]
-        mean = [shares @ linear]
-        if self.space.angular:
-            mean.append(torch.atan2(shares @ angles.sin(), shares @ angles.cos()))
+        with torch.autocast(states.device.type, enabled=False):  # products there would round places to half types
+            mean = [shares @ linear]
+            if self.space.angular:
+                mean.append(torch.atan2(shares @ angles.sin(), shares @ angles.cos()))
         return Particles(torch.cat(mean, -1), torch.full_like(log_weights, -math.log(N))), shares.argmax(-1)
 
 

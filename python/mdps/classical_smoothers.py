@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, ParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import prepare_moves, row_seeds
+from .sequences import prepare_moves, returned, row_seeds
 from .smoothers import SmootherBeliefs
 from .transitions import TransitionModel, transition_means
 
@@ -228,9 +228,7 @@ class TwoFilterSmoother(nn.Module):
         if self.artificial_prior is None:
             return particles.new_zeros(())
         log_gamma = self.artificial_prior(particles)
-        if log_gamma.shape != particles.shape[:-1]:
-            expected, got = tuple(particles.shape[:-1]), tuple(log_gamma.shape)
-            raise ValueError(f"artificial_prior: expected to return shape {expected}, got {got}")
+        log_gamma = returned("artificial_prior", log_gamma, particles.shape[:-1], particles.dtype)
         return torch.where(log_gamma > -math.inf, log_gamma, math.inf)
 
 

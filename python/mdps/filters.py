@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import ops, pose_sequence
 from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
-from .sequences import Sequences, check_particles, encode, for_sequence, prepare, time_seeds
+from .sequences import Sequences, check_particles, encode, for_sequence, prepare, returned, stands_for_calls, time_seeds, whole
 from .state_space import StateSpace
 
 
@@ -35,13 +35,17 @@ class Dynamics(Protocol):
     It may have an attribute `wraps_angles`, True if the angles that it returns are in [-pi, pi) already.
     Its class may have a method `stack(models) -> callable or None`, which does the same for R models at once: the rows of what
     the callable is given are those of the first model, then as many of the second, and so on.
+    Where a module has hooks, or a subclass overrides `forward` and not these methods, the filter calls the model itself.
     """
 
     noise_size: int
     """K, the standard normal numbers that one particle takes for one move."""
 
     def __call__(self, particles: Tensor, noise: Tensor, action: Tensor | None = None) -> Tensor:
-        """particles (B, N, D), noise (B, N, K), action (B, ...) or None -> moved particles (B, N, D), angles in any range."""
+        """particles (B, N, D), noise (B, N, K), action (B, ...) or None -> moved particles (B, N, D), angles in any range.
+
+        Half types, as under autocast, are taken as the filter's dtype; so are they of a likelihood.
+        """
 
 
 class Likelihood(Protocol):
@@ -179,8 +183,7 @@ class ParticleFilter(nn.Module):
         minimum_bandwidth: float | Sequence[float] = 0.01,
     ) -> None:
         super().__init__()
-        if n_particles < 1:
-            raise ValueError(f"n_particles: expected at least 1, got {n_particles}")
+        n_particles = whole("n_particles", n_particles, 1)
         if resampling not in SCHEMES:
             raise ValueError(f"resampling: expected one of {list(SCHEMES)}, got {resampling!r}")
         self.space, self.n_particles, self.reverse, self.resampling = space, n_particles, reverse, resampling
@@ -227,8 +230,8 @@ class ParticleFilter(nn.Module):
             All on one device, that of the filter's parameters.
 
         Raises:
-            TypeError, ValueError: an argument of the wrong type, shape or device, and which. The values of `lengths` are
-                checked on the CPU only.
+            TypeError, ValueError: an argument, or what a model returned, of the wrong type, shape or device, and which. The
+                values of `lengths` are checked on the CPU only.
 
         On a GPU nothing here waits for it; in a CUDA graph (torch.cuda.graph) the calls run as they were captured.
         """
@@ -317,10 +320,9 @@ class ParticleFilter(nn.Module):
         """Resample, and move what was drawn."""
         drawn, ancestors = self._resample(models, posterior, seed)
         states = models.dynamics(drawn.states, noise, action)
+        states = returned("dynamics", states, drawn.states.shape, drawn.states.dtype)
         if not models.wraps_angles:
             states = self.space.wrap(states)
-        if states.shape != drawn.states.shape:
-            raise ValueError(f"dynamics: expected to return shape {tuple(drawn.states.shape)}, got {tuple(states.shape)}")
         return Particles(states, drawn.log_weights), ancestors
 
     def _update(
@@ -335,9 +337,7 @@ class ParticleFilter(nn.Module):
     ) -> FilterState:
         """Weigh the predicted particles by the likelihood of the observation."""
         log_likelihood = models.likelihood(predicted.states, code)
-        if log_likelihood.shape != predicted.log_weights.shape:
-            expected, got = tuple(predicted.log_weights.shape), tuple(log_likelihood.shape)
-            raise ValueError(f"likelihood: expected to return shape {expected}, got {got}")
+        log_likelihood = returned("likelihood", log_likelihood, predicted.log_weights.shape, predicted.log_weights.dtype)
         if observed is not None:
             log_likelihood = torch.where(observed.unsqueeze(1), log_likelihood, 0)
         log_weights, log_sum, ess = ops.normalize_log_weights(predicted.log_weights + log_likelihood)
@@ -442,11 +442,12 @@ def filter_together(
     observed: Tensor | None = None,
     seeds: Sequence[Tensor | None] | None = None,
 ) -> list[FilterBeliefs]:
-    """Filter by several filters, as one batch where they are of one kind: that saves calls.
+    """Filter by several filters, as one batch where all are of one kind: that saves calls.
 
     Args:
-        filters: R filters. Those of one kind, number of particles and scheme of resampling run as one batch, and of that
-            batch the networks as one call if their classes have `stack`; others run one after the other.
+        filters: R filters. Where all are of one kind, number of particles and scheme of resampling they run as one batch, and
+            of that batch the networks as one call if their classes have `stack`; where one differs, or the shape of its
+            sequences or first particles does, all run one after the other.
         initial: R tensors (B, N, D). seeds: R tensors, () or (B,).
         observations: (B, T, ...), the same sequences for all filters, or R such tensors.
         actions, lengths, observed: as for `ParticleFilter.forward`, for all filters.
@@ -490,7 +491,14 @@ def _models(filters: Sequence[ParticleFilter], n_rows: int = 1) -> Models:
         each = torch.stack([bandwidths, *(f._bandwidths() for f in filters[1:])])  # type: ignore[list-item]
         bandwidths = each.repeat_interleave(n_rows // len(filters), 0)
     dynamics, likelihood = for_sequence([f.dynamics for f in filters]), for_sequence([f.likelihood for f in filters])
-    return Models(dynamics, likelihood, bandwidths, all(getattr(f.dynamics, "wraps_angles", False) for f in filters))
+    wraps = all(_wraps_angles(f.dynamics) for f in filters)
+    return Models(dynamics, likelihood, bandwidths, wraps)
+
+
+def _wraps_angles(dynamics: Dynamics) -> bool:
+    """What the dynamics say; a hook, or a subclass's `forward`, need not keep to it."""
+    overridden = hasattr(dynamics, "for_sequence") and not stands_for_calls(dynamics, "for_sequence")
+    return getattr(dynamics, "wraps_angles", False) and not overridden
 
 
 def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], coded: Sequence[Tensor], states: Tensor) -> _Rows:

@@ -26,10 +26,11 @@ class Mixture(Distribution):
         bandwidths: (D) or (..., D), positive: standard deviations in the units of the state; for an angle b radians means
             a von Mises kernel of concentration b**-2.
         space: names the D dimensions and says which of them are angles.
-        validate_args: only checks that arguments of methods are within the support, as everywhere in torch.
+        validate_args: True also checks, here, that log_weights are normalised and, in methods, that arguments are within the
+            support; on a GPU that waits for it.
 
     Raises:
-        ValueError: shapes that do not fit one another or the space.
+        ValueError: shapes that do not fit one another or the space; with validate_args, log_weights that are not normalised.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -47,6 +48,9 @@ class Mixture(Distribution):
             raise ValueError(
                 f"bandwidths: expected shape {tuple(event)} or {tuple(batch + event)}, got {tuple(bandwidths.shape)}"
             )
+        if validate_args and not ((log_sums := log_weights.detach().logsumexp(-1)).abs() < 1e-3).all():
+            expected = "normalised ones, log-sums of 0 (see mdps.ops.normalize_log_weights)"
+            raise ValueError(f"log_weights: expected {expected}, got {log_sums.min():.3g} to {log_sums.max():.3g}")
         self.means, self.log_weights, self.bandwidths, self.space = means, log_weights, bandwidths, space
         super().__init__(batch, event, validate_args)
 
@@ -60,7 +64,12 @@ class Mixture(Distribution):
 
         `value` has the batch shape and D, with any sample shape in front; it is broadcast to that.
         Cost: N kernels a value, by `mdps.ops.mixture_log_prob`. For many values of each batch element see `log_prob_many`.
+
+        Raises:
+            ValueError: a value whose last size is not D.
         """
+        if value.dim() == 0 or value.size(-1) != self.space.size:
+            raise ValueError(f"value: expected shape (..., D) with D = {self.space.size}, got {tuple(value.shape)}")
         if self._validate_args:
             self._validate_sample(value)
         batch = self.batch_shape

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from .ops._layers import changed
+from .sequences import for_sequence
 
 MINIMUM_WEIGHT = 1e-5
 """Weights lie in [1e-5, 1], so that no network can kill a particle for good."""
@@ -59,11 +61,21 @@ class ParticleNetwork(nn.Module):
         layers = ops.layers_of(self.first), ops.layers_of(self.second, extra=n_extra > 0, condition=n_condition > 0)
         if layers[0] is None or layers[1] is None:
             raise ValueError(f"expected widths of at most 256, got {(*first, *second)}")
-        self.layers = layers[0] + layers[1]
+        self.layers, self._kinds = layers[0] + layers[1], [type(m) for part in (self.first, self.second) for m in part]
 
     def flat_weights(self) -> Tensor:
-        """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`."""
-        return ops.flatten_parameters(self.first, self.second)
+        """All parameters as one differentiable tensor (P): make it once a sequence, it costs more than a `forward`.
+
+        Raises:
+            ValueError: layers that were exchanged for others, or that have hooks, pruning or a parametrization: the operator
+                would not know.
+        """
+        weights = ops.flatten_parameters(self.first, self.second)
+        kinds = [type(m) for part in (self.first, self.second) for m in part]
+        if kinds != self._kinds:
+            before, now = ([kind.__name__ for kind in x] for x in (self._kinds, kinds))
+            raise ValueError(f"network: expected the layers that it was made with, {before}, got {now}")
+        return weights
 
     def like(self, other: "ParticleNetwork") -> bool:
         """Return whether both have the same layers, so that their weights can be stacked."""
@@ -95,13 +107,25 @@ class ObservationEncoder(nn.Module):
 
 
 class PoseModel(nn.Module):
-    """What the models of poses share: their network's parameters are gathered once for a sequence, or for several models."""
+    """What the models of poses share: their network's parameters are gathered once for a sequence, or for several models.
+
+    Their operators know of a network only its parameters: one with hooks, pruning, a parametrization or another `forward` is
+    refused with a ValueError. Hooks of the model itself, and the `forward` of a subclass, work: filters and smoothers then call
+    the model for each step.
+    """
 
     network: ParticleNetwork
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        return self._with_weights(self.network.flat_weights())
+        return self._with_weights(self._weights())
+
+    def _weights(self) -> Tensor:
+        """The network's parameters, (P)."""
+        if changed(self.network) or type(self.network).forward is not ParticleNetwork.forward:
+            expected = "one without hooks or a forward of its own, which would be ignored (the model itself may have them)"
+            raise ValueError(f"network: expected {expected}, got {type(self.network).__name__}")
+        return self.network.flat_weights()
 
     @staticmethod
     def stack(models: "Sequence[PoseModel]") -> Callable[..., Tensor] | None:
@@ -109,7 +133,7 @@ class PoseModel(nn.Module):
         first = models[0]
         if not all(m._like(first) for m in models):
             return None
-        return first._with_weights(torch.stack([m.network.flat_weights() for m in models]))
+        return first._with_weights(torch.stack([m._weights() for m in models]))
 
     def _with_weights(self, weights: Tensor) -> Callable[..., Tensor]:
         """`forward` with these parameters, (P) or (R, P)."""
@@ -265,7 +289,7 @@ class ResidualMean(nn.Module):
 
     def for_sequence(self) -> Callable[..., Tensor]:
         """Return `forward` with the parameters gathered, for all the steps of one sequence."""
-        move = self.residual.for_sequence()
+        move = for_sequence([self.residual])
 
         def mean(particles: Tensor, action: Tensor | None = None) -> Tensor:
             return move(particles, None, action)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .networks import PoseMove, PoseWeigh
+from .ops._arguments import named
 from .ops._layers import described
 from .ops._operator import reference_active, transforms_active
 from .ops.resample import SCHEMES
@@ -27,12 +28,9 @@ _MOVE_BACKWARD, _WEIGH_BACKWARD = torch.ops.mdps.move_poses_backward.default, to
 _IWSG_BACKWARD = torch.ops.mdps.iwsg_log_weights_backward.default
 
 
-class _Constants(NamedTuple):
-    """What has no gradient."""
+class _Options(NamedTuple):
+    """What is no tensor."""
 
-    noise: Sequence[Tensor]
-    draws: Sequence[Tensor]
-    scale: Tensor
     move_layers: list[int]
     weigh_layers: list[int]
     bounds: tuple[float, float]
@@ -50,6 +48,8 @@ def run(
     scheme: str,
 ) -> tuple[Tensor, ...] | None:
     """Run all steps from particles (B, N, 3), or return None where the models are others or something else has to be general.
+
+    Bandwidths that are not positive and finite raise ValueError in backward, as those of `ops.iwsg_log_weights`.
 
     Args:
         models: `dynamics` and `likelihood`, what the models' `for_sequence` or `stack` returned.
@@ -70,16 +70,25 @@ def run(
     weigh_layers, n_weigh = described(weigh.layers, 4, 0, codes[0].size(-1))
     if (n_move, n_weigh) != (move.weights.size(-1), weigh.weights.size(-1)):
         return None
-    bounds = (weigh.minimum, -math.inf)
-    constants = _Constants(noise, draws, move.scale, move_layers, weigh_layers, bounds, SCHEMES[scheme])
+    options = _Options(move_layers, weigh_layers, (weigh.minimum, -math.inf), SCHEMES[scheme])
     given = states, bandwidths, torch.stack(list(codes)), move.weights, weigh.weights
-    return _Sequence.apply(*given, constants)
+    extra = noise if noise[0].size(-1) else [None] * len(noise)
+    return _Sequence.apply(*given, move.scale, extra, draws, options)
 
 
 class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, bandwidths: Tensor, codes: Tensor, move_weights: Tensor, weigh_weights: Tensor, c: _Constants
+        ctx: Any,
+        states: Tensor,
+        bandwidths: Tensor,
+        codes: Tensor,
+        move_weights: Tensor,
+        weigh_weights: Tensor,
+        scale: Tensor,
+        noise: Sequence[Tensor | None],
+        draws: Sequence[Tensor],
+        o: _Options,
     ) -> tuple[Tensor, ...]:
         B, N = states.shape[:2]
         uniform = states.new_full((B, N), -math.log(N))
@@ -88,12 +97,13 @@ class _Sequence(torch.autograd.Function):
         drawn = states
         for t, code in enumerate(codes.unbind()):
             if t > 0:
-                drawn, ancestors = _RESAMPLE(states, steps[-1][1], bandwidths, c.draws[t], N, 1, c.scheme, 0)
-                states = _MOVE(drawn, c.noise[t], None, move_weights, c.move_layers, c.scale)
-            log_likelihood = _WEIGH(states, None, code, weigh_weights, c.weigh_layers, *c.bounds)
+                drawn, ancestors = _RESAMPLE(states, steps[-1][1], bandwidths, draws[t], N, 1, o.scheme, 0)
+                states = _MOVE(drawn, noise[t], None, move_weights, o.move_layers, scale)
+            log_likelihood = _WEIGH(states, None, code, weigh_weights, o.weigh_layers, *o.bounds)
             steps.append((states, *_NORMALIZE(uniform + log_likelihood), ancestors, drawn))
-        ctx.steps, ctx.constants = steps, c
-        ctx.save_for_backward(bandwidths, codes, move_weights, weigh_weights)
+        ctx.options = o
+        by_step = (x for s, n in zip(steps, noise) for x in (*s[:4], s[5], n))
+        ctx.save_for_backward(bandwidths, codes, move_weights, weigh_weights, scale, *by_step)
         ctx.set_materialize_grads(False)
         moved, posterior, log_sum, ess, ancestors = (torch.stack([s[i] for s in steps], 1) for i in range(5))
         ctx.mark_non_differentiable(ancestors)
@@ -102,8 +112,8 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        bandwidths, codes, move_weights, weigh_weights = ctx.saved_tensors
-        steps, c = ctx.steps, ctx.constants
+        (bandwidths, codes, move_weights, weigh_weights, scale, *by_step), o = ctx.saved_tensors, ctx.options
+        steps = [by_step[i : i + 6] for i in range(0, len(by_step), 6)]
         to_states, to_predicted, to_posterior, _, to_log_sum, to_ess = (_by_step(g, len(steps)) for g in grads)
         nothing = torch.zeros_like(steps[0][2])
         to_codes, to_move, to_weigh = torch.empty_like(codes), torch.zeros_like(move_weights), torch.zeros_like(weigh_weights)
@@ -111,21 +121,25 @@ class _Sequence(torch.autograd.Function):
         before: Tensor | None = None  # what the next step asks of these states, and of their weights
         weight_before: Tensor | None = None
         for t in range(len(steps) - 1, -1, -1):
-            states, posterior, log_sum, ess, _, drawn = steps[t]
+            states, posterior, log_sum, ess, drawn, noise = steps[t]
             to_weights = _add(to_posterior[t], weight_before)
             to_weights = torch.zeros_like(posterior) if to_weights is None else to_weights
             others = (nothing if g is None else g for g in (to_log_sum[t], to_ess[t]))
             to_likelihood = _NORMALIZE_BACKWARD(to_weights, *others, posterior, log_sum, ess)
             by_weigh, _, to_codes[t], part = _WEIGH_BACKWARD(
-                to_likelihood, states, None, codes[t], weigh_weights, c.weigh_layers, *c.bounds, 1
+                to_likelihood, states, None, codes[t], weigh_weights, o.weigh_layers, *o.bounds, 1
             )
             to_weigh += part
             to_moved = _add(_add(to_states[t], before), by_weigh)
             if t == 0:
-                return to_moved, to_bandwidths, to_codes, to_move, to_weigh, None
-            to_move += _MOVE_BACKWARD(to_moved, drawn, c.noise[t], None, move_weights, c.move_layers, c.scale, 0)[3]
+                return to_moved, to_bandwidths, to_codes, to_move, to_weigh, None, None, None, None
+            to_move += _MOVE_BACKWARD(to_moved, drawn, noise, None, move_weights, o.move_layers, scale, 0)[3]
             to_drawn = _add(to_predicted[t], to_likelihood)
-            before, weight_before, part = _IWSG_BACKWARD(to_drawn, drawn, steps[t - 1][0], steps[t - 1][1], bandwidths, 1)
+            mixture = steps[t - 1][0], steps[t - 1][1], bandwidths
+            try:
+                before, weight_before, part = _IWSG_BACKWARD(to_drawn, drawn, *mixture, 1)
+            except RuntimeError as error:
+                raise named(error) from None
             to_bandwidths += part
         raise AssertionError("a sequence has a step")
 

@@ -1,14 +1,18 @@
 """The arguments that filters and smoothers share: checked, and masked so that nothing missing can reach a network."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import ops
+from .ops._layers import changed
 
 _BLOCK = 1024
+_METHODS = "forward", "__call__", "for_sequence", "stack"
 
 
 class Sequences(NamedTuple):
@@ -89,6 +93,28 @@ def check_particles(name: str, particles: Tensor, n_particles: int | None, size:
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")
 
 
+def returned(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Check what the model `name` returned, and return it in the filter's dtype: under autocast, models return half types."""
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected to return shape {tuple(shape)}, got {tuple(value.shape)}")
+    if value.dtype != dtype:
+        if torch.promote_types(value.dtype, dtype) != dtype:
+            raise TypeError(f"{name}: expected to return dtype {dtype}, that of the filter's parameters, got {value.dtype}")
+        value = value.to(dtype)
+    return value
+
+
+def whole(name: str, value: int, least: int) -> int:
+    """Return an option that has to be an integer, of Python or numpy, and at least this."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {number}")
+    return number
+
+
 def row_seeds(seed: Tensor | None, batch: int, device: torch.device) -> Tensor:
     """Return a seed for each sequence, int64 (B,), from a seed (), (B,) or torch's generator (None)."""
     if seed is None:
@@ -130,14 +156,15 @@ def for_sequence(models: Sequence[Any]) -> Any:
     """Return one function for the steps of a sequence: it takes the rows of all the models, in equal shares, one after another.
 
     It is model.for_sequence(), or the model where it has no such method. Several models become one by the `stack` of their
-    class; where there is none, or it returns None, each is given its share.
+    class; where there is none, or it returns None, each is given its share. A model whose calls are more than what such a
+    method knows, as it has hooks or a subclass has another `forward`, is called itself.
     """
     first = models[0]
-    if len(models) > 1 and all(type(m) is type(first) for m in models) and hasattr(type(first), "stack"):
+    if len(models) > 1 and all(type(m) is type(first) and stands_for_calls(m, "stack") for m in models):
         together = type(first).stack(models)
         if together is not None:
             return together
-    functions = [m.for_sequence() if hasattr(m, "for_sequence") else m for m in models]
+    functions = [m.for_sequence() if stands_for_calls(m, "for_sequence") else m for m in models]
     if len(functions) == 1:
         return functions[0]
 
@@ -146,6 +173,34 @@ def for_sequence(models: Sequence[Any]) -> Any:
         return torch.cat([f(*share) for f, share in zip(functions, zip(*shares))])
 
     return each
+
+
+def stands_for_calls(model: Any, method: str) -> bool:
+    """Whether the model has this method, for_sequence or stack, and nothing that its result would not know: hooks, or a
+    subclass's `forward`."""
+    is_module, is_current = (
+        isinstance(model, nn.Module),
+        _is_current if torch.compiler.is_compiling() else _is_current_remembered,
+    )
+    if not hasattr(model, method) or (is_module and changed(model)):
+        return False
+    return is_current(type(model), method, "forward" if is_module else "__call__")
+
+
+def _is_current(kind: type, method: str, call: str) -> bool:
+    """Whether no class overrides `call`, or for_sequence, that is derived from the one whose method stands for it.
+
+    Where the class that has the method has no `call`, the method stands for the first one among those derived from it.
+    """
+    at = {name: [i for i, c in enumerate(kind.__mro__) if c is not nn.Module and name in c.__dict__] for name in _METHODS}
+    if not at[method]:
+        return method != "stack"
+    owner = at[method][0]
+    known = [at[name] for name in (call, "for_sequence") if at[name]]
+    return all(places[0] >= owner if places[-1] >= owner else len(places) == 1 for places in known)
+
+
+_is_current_remembered = lru_cache(maxsize=256)(_is_current)
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:

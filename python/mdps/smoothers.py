@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, for_sequence, masked, prepare, row_seeds
+from .sequences import encode, for_sequence, masked, prepare, returned, row_seeds, whole
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -91,10 +91,9 @@ class MixtureDensityParticleSmoother(nn.Module):
         if proposal not in ("mixture", "union"):
             raise ValueError(f"proposal: expected 'mixture' or 'union', got {proposal!r}")
         union = forward_filter.n_particles + backward_filter.n_particles
-        n_particles = union if n_particles is None else n_particles
-        if n_particles < 2 or (proposal == "union" and n_particles != union):
-            expected = f"{union}, the particles of both filters" if proposal == "union" else "at least 2"
-            raise ValueError(f"n_particles: expected {expected}, got {n_particles}")
+        n_particles = whole("n_particles", union if n_particles is None else n_particles, 2)
+        if proposal == "union" and n_particles != union:
+            raise ValueError(f"n_particles: expected {union}, the particles of both filters, got {n_particles}")
         if not 0 < mixing < 1:
             raise ValueError(f"mixing: expected a number between 0 and 1, got {mixing}")
         self.space, self.n_particles, self.proposal = forward_filter.space, n_particles, proposal
@@ -171,7 +170,8 @@ def smooth_together(
 ) -> list[SmootherBeliefs]:
     """Smooth by several smoothers, as one batch where they differ in nothing but parameters: that saves calls.
 
-    Args: as for `mdps.filter_together`, with `initial` and `final` for each of R smoothers.
+    Args: as for `mdps.filter_together`, with `initial` and `final` for each of R smoothers. Where shapes or kinds differ, all
+    run one after the other.
 
     Returns:
         The beliefs of each smoother, the same as one by one, up to the rounding of gradients.
@@ -180,7 +180,8 @@ def smooth_together(
     each = [observations] * n if isinstance(observations, Tensor) else observations
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(smoothers, initial, final, each, seeds, strict=True))
-    if any(s._kind() != smoothers[0]._kind() or o.shape != each[0].shape for s, _, _, o, _ in given):
+    first = smoothers[0]._kind(), each[0].shape, initial[0].shape, final[0].shape
+    if any((s._kind(), o.shape, i.shape, f.shape) != first for s, i, f, o, _ in given):
         return [s(o, i, f, actions, lengths, observed, seed) for s, i, f, o, seed in given]
     rows = [_row_seeds(s, i, f, seed) for s, i, f, _, seed in given]
     beliefs = filter_both(smoothers, initial, final, each, actions, lengths, observed, rows)
@@ -239,8 +240,7 @@ def _smooth(
         x, *m_f, *m_b, n_angular=first.space.n_angular, mixing=first.n_forward / first.n_particles
     )
     log_l = for_sequence([s.likelihood for s in smoothers])(x, torch.cat(codes).flatten(0, 1), log_f, log_b)
-    if log_l.shape != log_q.shape:
-        raise ValueError(f"likelihood: expected to return shape {tuple(log_q.shape)}, got {tuple(log_l.shape)}")
+    log_l = returned("likelihood", log_l, log_q.shape, log_q.dtype)
     log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach() if first.divide_by_proposal else log_l)
     collapsed = (log_sum == -math.inf).view(n, batch, T)
     if lengths is not None:
@@ -255,15 +255,25 @@ def _smooth(
 def _row_seeds(smoother: MixtureDensityParticleSmoother, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
     smoother.forward_filter.check_particles("initial", initial)
     smoother.backward_filter.check_particles("final", final)
+    if smoother.proposal == "union":
+        for name, filter_, particles in (
+            ("initial", smoother.forward_filter, initial),
+            ("final", smoother.backward_filter, final),
+        ):
+            if particles.size(1) != filter_.n_particles:
+                expected = f"N = {filter_.n_particles} particles, those of the filter, beside proposal='union'"
+                raise ValueError(f"{name}: expected {expected}, got {particles.size(1)}")
     return row_seeds(seed, initial.size(0), initial.device)
 
 
 def _propose(s: MixtureDensityParticleSmoother, m_f: Components, m_b: Components, seed: Tensor, T: int) -> Tensor:
     """Particles (B T, M, D) from q: the first n_forward from m_f, the others from m_b."""
     if s.proposal == "union":
-        n = m_f[0].size(1) + m_b[0].size(1)
-        if n != s.n_particles:
-            raise ValueError(f"initial, final: proposal='union' expected {s.n_particles} particles in all, got {n}")
+        for name, filter_, (means, logs, _) in (("forward", s.forward_filter, m_f), ("backward", s.backward_filter, m_b)):
+            n, known = means.size(1), logs.device.type == "cpu" and not torch.compiler.is_compiling()
+            if n != filter_.n_particles or (known and (logs == -math.inf).any()):
+                expected = f"{filter_.n_particles} predicted particles at every time beside proposal='union'"
+                raise ValueError(f"{name}: expected {expected}, got other numbers of first particles")
         return torch.cat([m_f[0], m_b[0]], 1)
     seed = ops.split_seed(seed, 3)[:, 2]
     n_angular, counts = s.space.n_angular, (s.n_forward, s.n_particles - s.n_forward)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .sequences import for_sequence
+from .sequences import for_sequence, returned
 from .state_space import StateSpace
 
 _NODES, _WEIGHTS = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(64))
@@ -128,9 +128,7 @@ def transition_means(transition: TransitionModel, states: Tensor, actions: Tenso
     """Where particles of times 0 to T-2 go, by one call: states (B, T-1, N, D), actions (B, T, ...) -> (B, T-1, N, D)."""
     rows = states.flatten(0, 1)
     means = transition.mean(rows, actions[:, 1:].flatten(0, 1) if actions is not None else None)
-    if means.shape != rows.shape:
-        raise ValueError(f"transition: expected mean to return shape {tuple(rows.shape)}, got {tuple(means.shape)}")
-    return means.view(states.shape)
+    return returned("transition.mean", means, rows.shape, rows.dtype).view(states.shape)
 
 
 # ---- Von Mises draws from normal numbers --------------------------------------------------------------------------------
