@@ -296,7 +296,7 @@ def test_figures_of_losses_that_are_no_numbers(bad, n):
 
 @pytest.mark.parametrize("command, goes_on", [("train", True), ("reproduce", True), ("demo", False), ("evaluate", False)])
 def test_ctrl_c_promises_what_holds(monkeypatch, capsys, tmp_path, command, goes_on):
-    def stop(*given):
+    def stop(*given, **options):
         raise KeyboardInterrupt
 
     for module, name in ((bearings_only, "run_training"), (bearings_only, "run_evaluation"), (bearings_only.reproduce, "main")):
