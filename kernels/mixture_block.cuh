@@ -87,7 +87,7 @@ DEVICE void FN(prepare_dimension)(const MixtureLogProb &p, int64_t b, int d, FN(
     const bool is_linear = d < p.G;
     row.scale[d] = is_linear ? sqrt(0.5 * LOG2E) / beta : sqrt(2 * LOG2E * kappa);
     row.log_norm[d] = is_linear ? -log(beta) - 0.5 * log(2 * PI) : -log(2 * PI) - log_i0_scaled(kappa);
-    if (!(beta > 0 && beta < INFINITY)) row.log_norm[d] = NAN;
+    if (!(beta > 0 && beta < INFINITY)) row.log_norm[d] = row.scale[d] = NAN; /* the values; and the gradients */
     row.centre[d] = 0;
     if (is_linear && p.N) row.centre[d] = 0.5 * ((double)row.extreme[3 + 2 * d] - (double)row.extreme[2 + 2 * d]);
 }
