@@ -293,8 +293,8 @@ def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):
 
 
 def test_evaluate_with_other_data(finished, tmp_path, capsys):
-    make_mapillary(tmp_path, "d", 4, n_flat=0)
     """The scenes of the run, which are not there, are no concern of it."""
+    make_mapillary(tmp_path, "d", 4, n_flat=0)
     run = str(finished / "run")
     assert localization.main(["evaluate", run, "--data", str(tmp_path), "--test-scenes", "d"]) == 0
     results = localization_figures.load_results(finished / f"run/evaluations/data_{tmp_path.name}_test_scenes_d")

@@ -303,13 +303,18 @@ def test_tables():
 
 
 def test_committed_results_are_drawn(tmp_path, capsys):
-    """By the command of training/README.md."""
+    """By the command of training/README.md; README has their medians."""
     training = Path(reproduce.__file__).parent
     (folder,) = re.findall(r"reproduce --draw (\S+)", (training / "README.md").read_text())
     assert bearings_only.main(["reproduce", "--draw", str(training.parent / folder), "--output", str(tmp_path)]) == 0
     methods = {json.loads(p.read_text())["method"] for p in (training.parent / folder).glob("*.json")}
     printed = capsys.readouterr().out
     assert (tmp_path / "figure_2.png").exists() and all(METHODS[m].title.replace("\n", " ") in printed for m in methods)
+    rows = re.findall(r"^\| ([^|]*?) +\| +(\d+) \| +([\d.]+) \|[^|]*\|[^|]*\| +([\d.]+) \| +([\d.]+) \|", printed, re.M)
+    assert len(rows) == len(methods)
+    readme = (training.parent / "README.md").read_text()
+    for _, runs, *medians in rows:
+        assert runs == "3" and f" | {' | '.join(medians)} |" in readme
 
 
 def test_axis_of_the_figure():
