@@ -1,7 +1,6 @@
 """The arguments that filters and smoothers share: checked, and masked so that nothing missing can reach a network."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple
 
@@ -178,13 +177,10 @@ def for_sequence(models: Sequence[Any]) -> Any:
 def stands_for_calls(model: Any, method: str) -> bool:
     """Whether the model has this method, for_sequence or stack, and nothing that its result would not know: hooks, or a
     subclass's `forward`."""
-    is_module, is_current = (
-        isinstance(model, nn.Module),
-        _is_current if torch.compiler.is_compiling() else _is_current_remembered,
-    )
+    is_module = isinstance(model, nn.Module)
     if not hasattr(model, method) or (is_module and changed(model)):
         return False
-    return is_current(type(model), method, "forward" if is_module else "__call__")
+    return _is_current(type(model), method, "forward" if is_module else "__call__")
 
 
 def _is_current(kind: type, method: str, call: str) -> bool:
@@ -198,9 +194,6 @@ def _is_current(kind: type, method: str, call: str) -> bool:
     owner = at[method][0]
     known = [at[name] for name in (call, "for_sequence") if at[name]]
     return all(places[0] >= owner if places[-1] >= owner else len(places) == 1 for places in known)
-
-
-_is_current_remembered = lru_cache(maxsize=256)(_is_current)
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
