@@ -83,7 +83,7 @@ def batch(scenes):
     return to_batch({k: torch.stack([item[k] for item in items]) for k in items[0] if k != "name"})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_OF)
 def test_every_method_trains_to_a_table(method, scenes, tmp_path, request, capsys):
     if method == "mdps":
         tmp_path = request.getfixturevalue("finished")
@@ -103,6 +103,31 @@ def test_every_method_trains_to_a_table(method, scenes, tmp_path, request, capsy
         assert r.training.parameters > 0 if learned else r.training is None
         assert {k: v for k, v in r.data.items() if k not in ("path", "fingerprint")} == STARTS[r.method]
     assert all(math.isfinite(row["training_loss"]) for row in tiny.history(tmp_path))
+
+
+def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
+    """From a run that has learned from single images: as they would begin after that stage of their own, at its cost."""
+    assert tiny.train(tmp_path / "encoders", **scenes, method="encoders") == 0
+    run, (row,), learned = str(tmp_path / "encoders/run"), tiny.history(tmp_path / "encoders"), tiny.weights(tmp_path / "encoders")
+    assert math.isfinite(row["training_loss"]) and not (Path(run) / "results").exists()
+    for method, prefix in (("mdps", "model."), ("dense-search", "")):
+        assert tiny.train(tmp_path / method, **scenes, method=method, view_epochs=0, start=run, rate_factor=0.0) == 0
+        weights = tiny.weights(tmp_path / method)
+        assert all(torch.equal(weights[prefix + k], x) for k, x in learned.items() if k.startswith("encoders."))
+        temperatures = [x for k, x in weights.items() if k.endswith("log_temperature") and "smoother.likelihood" not in k]
+        assert len(temperatures) == {"mdps": 2, "dense-search": 1}[method]
+        assert all(torch.equal(x, learned["search.log_temperature"]) for x in temperatures)
+        result = next(r for r in localization_figures.load_results(tmp_path / method / "run/results") if r.training)
+        stages_of = [p for name in ("encoders", method) for p in (tmp_path / name).glob("run/stage_*/finished.json")]
+        seconds = sum(json.loads(path.read_text())["seconds"] for path in stages_of)
+        assert result.training.hours == pytest.approx(seconds / 3600)
+    capsys.readouterr()
+    assert tiny.train(tmp_path / "retrieval", **scenes, method="retrieval", start=run) == 2
+    assert "error: start: expected a run with method retrieval, got" in capsys.readouterr().err
+    assert tiny.train(tmp_path / "none", **scenes, method="encoders", view_epochs=0) == 2
+    assert "error: view_epochs: expected at least 1 for the method encoders, got 0" in capsys.readouterr().err
+    assert localization.main(["evaluate", run]) == 2
+    assert f"error: run: expected one of a method that has estimates, got {run} of the method encoders" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -366,11 +391,14 @@ def test_weights_to_start_from_have_not_seen_the_test(scenes, tmp_path, before, 
     data = {"data": scenes["data"]}
     run = saved_run(tmp_path / "run", **{**data, **before})
     c = tiny.configured(**{**data, **now}, start=str(run))
+    model = localization.build(tiny.configured(seed=5))
     if words is None:
-        assert localization._weights_to_start_from(c)
+        localization._start_from(model, c)
+        saved = torch.load(run / "model.pt", weights_only=True)["state_dict"]
+        assert all(torch.equal(x, saved[k]) for k, x in model.state_dict().items())
     else:
         with pytest.raises(tiny.configuration.ConfigurationError, match=words):
-            localization._weights_to_start_from(c)
+            localization._start_from(model, c)
 
 
 def test_scenes_of_training_are_no_test(finished, capsys):
@@ -631,7 +659,7 @@ def demo(monkeypatch):
 
     def method(name, folder, names):
         assert names[-2:] == ["made_6", "made_7"]
-        for result in demo_results(name):
+        for result in demo_results(name) if name in METHODS_OF else ():
             localization_figures.save_result(result, folder / name / "results")
         return sweep.Job(name, ("true",), folder / name)
 
@@ -664,7 +692,7 @@ def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys
 
 def test_a_failed_job_of_the_demo_is_reported(demo, tmp_path, capsys, monkeypatch):
     command = "import sys; print('\\n'.join(map(str, range(9)))); sys.exit(3)"
-    commands = {"mdps": ("sleep", "60"), "dense-search": ("true",), "retrieval": (sys.executable, "-c", command)}
+    commands = {"encoders": ("true",), "mdps": ("sleep", "60"), "dense-search": ("true",), "retrieval": (sys.executable, "-c", command)}
     monkeypatch.setattr(localization_demo, "_method", lambda name, *a: sweep.Job(name, commands[name], tmp_path / name))
     assert localization.main(["demo", "--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "retrieval failed (exit status 3):\n4\n5\n6\n7\n8\n"
@@ -676,6 +704,13 @@ def test_commands_of_the_demo(tmp_path):
     given = vars(localization._parser().parse_args(job.command[2:]))
     assert (given["validation_scenes"], given["test_scenes"], given["preset"]) == ("made_1", "made_2", "demo")
     assert given["data"] == str(tmp_path / "cities") and given["output"] == job.folder == tmp_path / "mdps"
+    assert (given["start"], given["view_epochs"]) == (str(tmp_path / "encoders"), 0)
+    for method in ("encoders", *localization_demo.METHODS):
+        command = localization_demo._method(method, tmp_path, ["made_0", "made_1", "made_2"]).command
+        given = vars(localization._parser().parse_args(command[2:]))
+        options = {k: v for k, v in given.items() if k not in ("command", "preset", "config", "output", "devices")}
+        c = tiny.configuration.make(localization.Configuration, localization.PRESETS["demo"], options)
+        assert bool(c.start) == (c.view_epochs == 0) and len(stages(c)) == {"encoders": 1, "mdps": 4}.get(method, 1)
     for preset in localization.PRESETS.values():
         tiny.configuration.make(localization.Configuration, preset)
     city = localization_demo._city(5, tmp_path / "cities")

@@ -30,7 +30,7 @@ import torch
 from configuration import ConfigurationError, option
 from localization_base import Belief, Localization
 from localization_data import Data, refuse_seen
-from localization_methods import METHODS, SmootherExperiment, stages
+from localization_methods import METHODS, SmootherExperiment, stages, start_from_encoders
 from staged import mix
 
 from mdps import Mixture
@@ -79,7 +79,7 @@ class Configuration:
         "uniform", "of the backward filter: uniform over the map, or around the true state (the paper)", ("uniform", "true")
     )
     batch_size: int = option(3, "sequences of a training step", minimum=1)
-    start: str = option("", "run folder whose weights to start from, such as one of MGL for KITTI")
+    start: str = option("", "run folder whose weights to start from: of MGL for KITTI, or of encoders for what sees by them")
     view_epochs: int = option(0, "epochs of a stage in which encoders learn from single images; 0: the paper", minimum=0)
     n_others: int = option(400, "poses that the true one is compared with in that stage", minimum=4)
     n_rotations: int = option(64, "headings of dense search in training, an even number", minimum=2, even=True)
@@ -170,7 +170,7 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
         raise ConfigurationError(f"length: expected at most long_length, {c.long_length}, got {c.length}")
     model, each = build(c), stages(c)
     if c.start:
-        model.load_state_dict(_weights_to_start_from(c))
+        _start_from(model, c)
     short, long = Data(c, c.length), Data(c, c.long_length)
     short.check("train", "val")
     long.check("train", "val", "test")
@@ -188,8 +188,10 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
     if isinstance(model, SmootherExperiment):
         Localizer(model.model, long.source.image).save(folder / "localizer.pt")
-    seconds = sum(json.loads(p.read_text())["seconds"] for p in sorted(folder.glob("stage_*/finished.json")))
-    cost = figures.Training(seconds / 3600, _tell_stages(folder), staged.hardware(place, devices), n_parameters)
+    memory = _tell_stages(folder)
+    if not model.outputs:
+        return []
+    cost = figures.Training(_seconds(folder) / 3600, memory, staged.hardware(place, devices), n_parameters)
     results = _finish(model, long, folder / "results", command, c.seed, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
@@ -212,6 +214,8 @@ def _load(folder: Path, changes: dict[str, Any]) -> tuple[Localization, Data]:
     """The model of a finished run and its test sequences."""
     saved = _checkpoint(folder)
     before, c = (configuration.make(Configuration, saved["configuration"], more) for more in ({}, changes))
+    if not METHODS[c.method].build.outputs:
+        raise ConfigurationError(f"run: expected one of a method that has estimates, got {folder} of the method {c.method}")
     torch.set_num_threads(c.threads)
     staged.device(c.accelerator)
     refuse_seen(dataclasses.replace(c, validation_scenes=""), before, str(folder))
@@ -229,6 +233,15 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def _seconds(folder: Path) -> float:
+    """How long a run was trained, with that of encoders which it started from."""
+    c = configuration.make(Configuration, configuration.read_yaml(folder / "configuration.yaml"))
+    before = Path(c.start) if c.start else None
+    of_encoders = before and c.method != "encoders" and _checkpoint(before)["configuration"]["method"] == "encoders"
+    own = sum(json.loads(path.read_text())["seconds"] for path in sorted(folder.glob("stage_*/finished.json")))
+    return own + (_seconds(before) if of_encoders else 0.0)
+
+
 def _tell_stages(folder: Path) -> int:
     """Print how long each stage took and its memory; return the most of these in MB, of a GPU where one was used."""
     done = [json.loads(path.read_text()) for path in sorted(folder.glob("stage_*/finished.json"))]
@@ -238,15 +251,19 @@ def _tell_stages(folder: Path) -> int:
     return max(stage.get("gpu_memory_mb", stage["memory_mb"]) for stage in done)
 
 
-def _weights_to_start_from(c: Configuration) -> dict[str, torch.Tensor]:
+def _start_from(model: Localization, c: Configuration) -> None:
     saved = _checkpoint(Path(c.start))
-    for name in ("method", "networks"):
-        if saved["configuration"][name] != getattr(c, name):
-            raise ConfigurationError(
-                f"start: expected a run with {name} {getattr(c, name)}, got {c.start} with {saved['configuration'][name]}"
-            )
-    refuse_seen(c, configuration.make(Configuration, saved["configuration"]), c.start)
-    return saved["state_dict"]
+    before = configuration.make(Configuration, saved["configuration"])
+    of_encoders = before.method == "encoders" != c.method and METHODS[c.method].learns_from_views
+    for name in ("networks",) if of_encoders else ("method", "networks"):
+        if getattr(before, name) != getattr(c, name):
+            expected, got = f"a run with {name} {getattr(c, name)}", f"{c.start} with {getattr(before, name)}"
+            raise ConfigurationError(f"start: expected {expected}, got {got}")
+    refuse_seen(c, before, c.start)
+    if of_encoders:
+        start_from_encoders(model, saved["state_dict"])
+    else:
+        model.load_state_dict(saved["state_dict"])
 
 
 def run_ablation(folder: Path, numbers: list[int], changes: dict[str, Any], command: str) -> None:

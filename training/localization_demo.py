@@ -1,7 +1,8 @@
 """The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
 
 Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, one more at a time than there
-are cores. What is there already is kept: after an interruption the same command goes on.
+are cores. Before these, encoders learn from single images, which the smoother and dense search start from. What is there
+already is kept: after an interruption the same command goes on.
 """
 
 import os
@@ -30,8 +31,8 @@ def main(folder: Path) -> int:
     print(f"Making {len(jobs)} cities" if jobs else "The cities are there", flush=True)
     if not _run(jobs):
         return 1
-    print(f"Training {', '.join(METHODS)} on {CITIES - 2} cities; logs: {folder}/METHOD/log.txt", flush=True)
-    if not _run([_method(method, folder, names) for method in METHODS]):
+    print(f"Training {', '.join(('encoders', *METHODS))} on {CITIES - 2} cities; logs: {folder}/METHOD/log.txt", flush=True)
+    if not _run([_method("encoders", folder, names)]) or not _run([_method(method, folder, names) for method in METHODS]):
         return 1
     results = [r for method in METHODS for r in figures.load_results(folder / method / "results")]
     results = [r for i, r in enumerate(results) if (r.method, r.run) not in {(q.method, q.run) for q in results[:i]}]
@@ -55,6 +56,10 @@ def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
         "--preset": "demo", "--method": method, "--data": folder / "cities", "--validation-scenes": names[-2],
         "--test-scenes": names[-1], "--output": folder / method,
     }  # fmt: skip
+    if method == "encoders":  # trained alone
+        options["--threads"] = 2
+    elif method != "retrieval":
+        options |= {"--start": folder / "encoders", "--view-epochs": 0}
     command = sys.executable, str(HERE / "localization.py"), "train", *(str(x) for pair in options.items() for x in pair)
     return sweep.Job(method, command, folder / method)
 

@@ -2,7 +2,8 @@
 
 A stage before the paper's, "single views", lets encoders learn from single images which poses fit them, by scores of the true
 pose and of others: small networks then localize after minutes, where the filters' losses alone, from particles 50 m off, take
-hours to begin. The paper's setting leaves it out.
+hours to begin. The paper's setting leaves it out. The method "encoders" has that stage alone; smoother and dense search can
+start from its run.
 
 Source: the paper, "City Scale Global Localization Task", and its appendix, "MDPS Training Procedure Details".
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from configuration import ConfigurationError
 from localization_base import (
     WHOLE,
     Belief,
@@ -65,7 +67,7 @@ FIRST_TEMPERATURE = 5.0
 class Method:
     """One method: its model and the stages of its training."""
 
-    build: Callable[[Any], Localization]
+    build: type[Localization]
     stages: Callable[[Any], list[Stage]]
     learns_from_views: bool = False
     """Whether it can begin with the stage "single views"."""
@@ -166,14 +168,10 @@ class SmootherExperiment(Localization):
         return {name: estimates_of(beliefs[name], batch.poses) for name in names}
 
 
-class SearchExperiment(Localization):
-    """Dense search with encoders of its own: each frame by itself, in a window that begins at the truth and slides with the
-    odometry, or is centred on the truth."""
+class EncodersExperiment(Localization):
+    """Encoders by themselves, which learn from single images; they have no estimates."""
 
-    outputs: ClassVar = {
-        "sliding": Belief("Dense search", "dense-search", ("sliding",)),
-        "true window": Belief("Dense search, window at the truth", "dense-search-cheat", ("true window",)),
-    }
+    outputs: ClassVar = {}
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -187,11 +185,28 @@ class SearchExperiment(Localization):
         return {"encoders": list(self.encoders.parameters()), "temperatures": list(self.search.parameters())}
 
     def losses(self, batch: Batch, names: tuple[str, ...], seed: int, rows: slice = WHOLE) -> dict[str, Tensor]:
+        scene = make_scene(*self._encode(of_rows(batch, rows)), self.search.grid)
+        return {"view": view_loss(scene, batch, self.search.log_temperature, self.c.n_others, seed, rows)}
+
+    def _encode(self, batch: Batch) -> tuple[MapFeatures, BirdsEyeView]:
+        views = self.encoders.encode_images(batch.images, batch.camera, chunk=self.c.chunk or None)
+        return self.encoders.encode_map(batch.classes, batch.pixels_per_metre), views
+
+
+class SearchExperiment(EncodersExperiment):
+    """Dense search with encoders of its own: each frame by itself, in a window that begins at the truth and slides with the
+    odometry, or is centred on the truth."""
+
+    outputs: ClassVar = {
+        "sliding": Belief("Dense search", "dense-search", ("sliding",)),
+        "true window": Belief("Dense search, window at the truth", "dense-search-cheat", ("true window",)),
+    }
+
+    def losses(self, batch: Batch, names: tuple[str, ...], seed: int, rows: slice = WHOLE) -> dict[str, Tensor]:
+        if names == ("view",):
+            return super().losses(batch, names, seed, rows)
         some = of_rows(batch, rows)
         map, views = self._encode(some)
-        if names == ("view",):
-            scene = make_scene(map, views, self.search.grid)
-            return {"view": view_loss(scene, batch, self.search.log_temperature, self.c.n_others, seed, rows)}
         n, random = batch.observed.numel(), torch.tensor(seed, device=batch.poses.device)
         off = (ops.philox_uniform(random, (n, 2)).view(*batch.observed.shape, 2)[rows] - 0.5) * 0.75 * self.c.training_window
         window = crop(map, (some.poses[..., :2] + off).flatten(0, 1), self.c.training_window, map_of_each_frame(some))
@@ -203,10 +218,6 @@ class SearchExperiment(Localization):
         frames = [BirdsEyeView(*(x[:, t] for x in views)) for t in range(batch.poses.size(1))]
         self.search.n_rotations = self.c.n_test_rotations
         return _in_windows(self.search, map, frames, batch, self.c.window)
-
-    def _encode(self, batch: Batch) -> tuple[MapFeatures, BirdsEyeView]:
-        views = self.encoders.encode_images(batch.images, batch.camera, chunk=self.c.chunk or None)
-        return self.encoders.encode_map(batch.classes, batch.pixels_per_metre), views
 
 
 class RetrievalExperiment(Localization):
@@ -314,14 +325,29 @@ def _retrieval_stages(c: Any) -> list[Stage]:
 METHODS: dict[str, Method] = {
     "mdps": Method(SmootherExperiment, _smoother_stages, learns_from_views=True),
     "dense-search": Method(SearchExperiment, _search_stages, learns_from_views=True),
+    "encoders": Method(EncodersExperiment, lambda c: [], learns_from_views=True),
     "retrieval": Method(RetrievalExperiment, _retrieval_stages),
 }
 
 
+def start_from_encoders(model: Localization, state: dict[str, Tensor]) -> None:
+    """Give a smoother or dense search the encoders and the temperature of the state_dict of a run of "encoders"."""
+    encoders = model.model.encoders if isinstance(model, SmootherExperiment) else model.encoders
+    encoders.load_state_dict({k.removeprefix("encoders."): v for k, v in state.items() if k.startswith("encoders.")})
+    for temperature in model.groups()["temperatures"]:
+        temperature.data.fill_(state["search.log_temperature"])
+
+
 def stages(c: Any) -> list[Stage]:
-    """The stages of training of the configuration's method."""
+    """The stages of training of the configuration's method.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
     method = METHODS[c.method]
     each = method.stages(c)
     if c.view_epochs and method.learns_from_views:
         each.insert(0, Stage("single views", {"encoders": 2e-3, "temperatures": 1e-2}, {"view": 1.0}, c.view_epochs))
+    if not each:
+        raise ConfigurationError(f"view_epochs: expected at least 1 for the method {c.method}, got {c.view_epochs}")
     return [replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in each]

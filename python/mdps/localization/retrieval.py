@@ -67,13 +67,7 @@ class Retrieval(nn.Module):
             nn.Conv2d(map_channels, DIRECTIONS * VECTOR_SIZE, 1),
         )
         self.image_head = nn.Sequential(
-            nn.Conv2d(image_channels, 512, 1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(512, 1024),
-            nn.ReLU(),
-            nn.Linear(1024, VECTOR_SIZE),
+            _AverageOfPixels(image_channels, 512), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, VECTOR_SIZE)
         )
 
     def encode_map(self, classes: Tensor, pixels_per_metre: float) -> MapFeatures:
@@ -127,6 +121,19 @@ class Retrieval(nn.Module):
     def volume(self, map: MapFeatures, view: Tensor) -> Tensor:
         """Return all logits (B, K, H, W). For small maps."""
         return _Directions(map, view, self.n_rotations).slices(range(self.n_rotations))
+
+
+class _AverageOfPixels(nn.Linear):
+    """A 1 x 1 convolution and ReLU, averaged over all pixels: (N, C, h, w) -> (N, C').
+
+    The sum is divided afterwards, so that its gradient is never spread out over the pixels in another order than activations
+    have in memory: with a convolution, ReLU's backward pass alone took a third of a training step.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = x.flatten(2).mT
+        activations = F.relu(super().forward(pixels.flatten(0, 1)), inplace=True)
+        return activations.unflatten(0, pixels.shape[:2]).sum(1) / pixels.size(1)
 
 
 class RetrievalLikelihood:
