@@ -108,7 +108,11 @@ def test_every_method_trains_to_a_table(method, scenes, tmp_path, request, capsy
 def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
     """From a run that has learned from single images: as they would begin after that stage of their own, at its cost."""
     assert tiny.train(tmp_path / "encoders", **scenes, method="encoders") == 0
-    run, (row,), learned = str(tmp_path / "encoders/run"), tiny.history(tmp_path / "encoders"), tiny.weights(tmp_path / "encoders")
+    run, (row,), learned = (
+        str(tmp_path / "encoders/run"),
+        tiny.history(tmp_path / "encoders"),
+        tiny.weights(tmp_path / "encoders"),
+    )
     assert math.isfinite(row["training_loss"]) and not (Path(run) / "results").exists()
     for method, prefix in (("mdps", "model."), ("dense-search", "")):
         assert tiny.train(tmp_path / method, **scenes, method=method, view_epochs=0, start=run, rate_factor=0.0) == 0
@@ -127,7 +131,9 @@ def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
     assert tiny.train(tmp_path / "none", **scenes, method="encoders", view_epochs=0) == 2
     assert "error: view_epochs: expected at least 1 for the method encoders, got 0" in capsys.readouterr().err
     assert localization.main(["evaluate", run]) == 2
-    assert f"error: run: expected one of a method that has estimates, got {run} of the method encoders" in capsys.readouterr().err
+    assert (
+        f"error: run: expected one of a method that has estimates, got {run} of the method encoders" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -692,7 +698,12 @@ def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys
 
 def test_a_failed_job_of_the_demo_is_reported(demo, tmp_path, capsys, monkeypatch):
     command = "import sys; print('\\n'.join(map(str, range(9)))); sys.exit(3)"
-    commands = {"encoders": ("true",), "mdps": ("sleep", "60"), "dense-search": ("true",), "retrieval": (sys.executable, "-c", command)}
+    commands = {
+        "encoders": ("true",),
+        "mdps": ("sleep", "60"),
+        "dense-search": ("true",),
+        "retrieval": (sys.executable, "-c", command),
+    }
     monkeypatch.setattr(localization_demo, "_method", lambda name, *a: sweep.Job(name, commands[name], tmp_path / name))
     assert localization.main(["demo", "--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "retrieval failed (exit status 3):\n4\n5\n6\n7\n8\n"

@@ -109,7 +109,7 @@ class Configuration:
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "demo": {
-        "networks": "small", "long_length": 10, "crop": 160.0, "n_validation": 24, "n_test": 40, "batch_size": 2,
+        "networks": "small", "long_length": 10, "crop": 160.0, "n_validation": 24, "batch_size": 2,
         "view_epochs": 6, "n_rotations": 16, "max_epochs": 1, "n_test_rotations": 64,
         "training_window": 64.0, "window": 128.0, "first_metres": 25.0, "first_offset": 25.0, "odometry_metres": 1.0,
         "odometry_degrees": 10.0, "n_workers": 0,
