@@ -57,7 +57,7 @@ def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
         "--test-scenes": names[-1], "--output": folder / method,
     }  # fmt: skip
     if method == "encoders":  # trained alone
-        options |= {"--threads": 2, "--n-workers": 1}
+        options["--threads"] = 2
     elif method != "retrieval":
         options |= {"--start": folder / "encoders", "--view-epochs": 0}
     command = sys.executable, str(HERE / "localization.py"), "train", *(str(x) for pair in options.items() for x in pair)
