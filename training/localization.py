@@ -414,4 +414,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    torch.set_flush_denormal(True)  # a trained network's gradients are full of numbers below 1e-38: a third of a step otherwise
     sys.exit(main())
