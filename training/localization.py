@@ -169,8 +169,7 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     if c.length > c.long_length:
         raise ConfigurationError(f"length: expected at most long_length, {c.long_length}, got {c.length}")
     model, each = build(c), stages(c)
-    if c.start:
-        _start_from(model, c)
+    seconds_before = _start_from(model, c) if c.start else 0.0
     short, long = Data(c, c.length), Data(c, c.long_length)
     short.check("train", "val")
     long.check("train", "val", "test")
@@ -191,7 +190,7 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     memory = _tell_stages(folder)
     if not model.outputs:
         return []
-    cost = figures.Training(_seconds(folder) / 3600, memory, staged.hardware(place, devices), n_parameters)
+    cost = figures.Training((seconds_before + _seconds(folder)) / 3600, memory, staged.hardware(place, devices), n_parameters)
     results = _finish(model, long, folder / "results", command, c.seed, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
@@ -234,12 +233,8 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def _seconds(folder: Path) -> float:
-    """How long a run was trained, with that of encoders which it started from."""
-    c = configuration.make(Configuration, configuration.read_yaml(folder / "configuration.yaml"))
-    before = Path(c.start) if c.start else None
-    of_encoders = before and c.method != "encoders" and _checkpoint(before)["configuration"]["method"] == "encoders"
-    own = sum(json.loads(path.read_text())["seconds"] for path in sorted(folder.glob("stage_*/finished.json")))
-    return own + (_seconds(before) if of_encoders else 0.0)
+    """How long the stages of a run took."""
+    return sum(json.loads(path.read_text())["seconds"] for path in sorted(folder.glob("stage_*/finished.json")))
 
 
 def _tell_stages(folder: Path) -> int:
@@ -251,7 +246,8 @@ def _tell_stages(folder: Path) -> int:
     return max(stage.get("gpu_memory_mb", stage["memory_mb"]) for stage in done)
 
 
-def _start_from(model: Localization, c: Configuration) -> None:
+def _start_from(model: Localization, c: Configuration) -> float:
+    """Give a model the weights of the run that it starts from; returns for how long encoders were trained there."""
     saved = _checkpoint(Path(c.start))
     before = configuration.make(Configuration, saved["configuration"])
     of_encoders = before.method == "encoders" != c.method and METHODS[c.method].learns_from_views
@@ -262,8 +258,9 @@ def _start_from(model: Localization, c: Configuration) -> None:
     refuse_seen(c, before, c.start)
     if of_encoders:
         start_from_encoders(model, saved["state_dict"])
-    else:
-        model.load_state_dict(saved["state_dict"])
+        return _seconds(Path(c.start))
+    model.load_state_dict(saved["state_dict"])
+    return 0.0
 
 
 def run_ablation(folder: Path, numbers: list[int], changes: dict[str, Any], command: str) -> None:
