@@ -55,6 +55,12 @@ def state_size(n_dim: int, n_angular: int) -> None:
         raise ValueError(f"n_angular: expected 0 to {n_dim}, the number of state dimensions, got {n_angular}")
 
 
+def whole(name: str, value: int) -> None:
+    """Check a number that has to be an int: Python's, numpy's or a symbolic one."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+
+
 def named(error: RuntimeError) -> Exception:
     """The ValueError that "mdps.<operator>: bandwidths: ..." means, or one of an index: values that the shim alone looks at.
 

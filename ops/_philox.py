@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from . import _arguments as check
+
 KIND_UNIFORM, KIND_NORMAL, KIND_VON_MISES, KIND_SPLIT, KIND_RESAMPLE = range(5)
 _MASK = 0xFFFFFFFF
 
@@ -22,12 +24,14 @@ def check_seed(seed: Tensor, batch: tuple[int, ...] | None = None) -> None:
 
 def check_stream(stream: int) -> None:
     """A stream is a number of 32 bits."""
+    check.whole("stream", stream)
     if not 0 <= stream < 2**32:
         raise ValueError(f"stream: expected 0 to 2**32 - 1, got {stream}")
 
 
 def check_count(name: str, n: int) -> None:
     """A number of things, such as samples."""
+    check.whole(name, n)
     if n < 0 or n >= 2**31 - 1:
         raise ValueError(f"{name}: expected 0 to 2**31 - 2, got {n}")
 

@@ -49,7 +49,7 @@ def find_modes(
         row NaN, no other. No gradient passes.
 
     Raises:
-        TypeError: dtypes. ValueError: shapes, n_modes, radii, n_angular, bandwidths that are not positive.
+        TypeError: dtypes, n_modes. ValueError: shapes, n_modes, radii, n_angular, bandwidths that are not positive.
             A GPU is not waited for to look at bandwidths: there such ones make the results of their row NaN.
 
     Cost: 2 N^2 kernels a row, and N a step of mean-shift, about 10 steps for each mode and for each start that leads to a
@@ -64,6 +64,7 @@ def find_modes(
     check.state_size(d, n_angular)
     check.shape("log_weights", log_weights, "(..., N)", *lead, n)
     check.shape("bandwidths", bandwidths, "(D) or (..., D)", *(() if bandwidths.dim() == 1 else lead), d)
+    check.whole("n_modes", n_modes)
     if not 1 <= n_modes < 2**31:
         raise ValueError(f"n_modes: expected 1 to 2**31 - 1, got {n_modes}")
     radii = _radii(radii, d)

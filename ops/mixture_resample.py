@@ -47,7 +47,8 @@ def mixture_resample(
         bandwidth, or NaN or +inf among its log-weights, has NaN samples; a row that is -inf throughout has uniform ancestors.
 
     Raises:
-        TypeError: not real tensors, not an int64 seed. ValueError: shapes, n_samples, n_angular, scheme, stream.
+        TypeError: not real tensors, not an int64 seed, a number that is not an int.
+        ValueError: shapes, n_samples, n_angular, scheme, stream.
 
     Cost: that of `resample`, and 1.5 ns a linear and 12 ns an angular dimension of a sample (float32, one core with AVX-512).
     Source: the paper, section 2.4: resampling from the mixture m(x; phi).

@@ -31,7 +31,8 @@ def resample(
         uniform draw if the scheme is multinomial. Never out of range. The same bits on every run and number of threads.
 
     Raises:
-        TypeError: not real weights or not an int64 seed. ValueError: shapes, n_samples, scheme, stream.
+        TypeError: not real weights, not an int64 seed, a number that is not an int.
+        ValueError: shapes, n_samples, scheme, stream.
 
     Cost: O(N + M) a row; for M = N in float32 about 4 ns a draw stratified, 3 systematic, 10 multinomial and residual, on one
     core with AVX-512.
@@ -47,7 +48,9 @@ def resample(
         and (seed.dim() == 0 or seed.shape == shape[:1])
         and ((log_weights.is_cpu and seed.is_cpu) or seed.device == log_weights.device)
         and (n := shape[1]) > 0
-        and 0 <= (m := n if n_samples is None else n_samples) < 2**31 - 1
+        and type(m := n if n_samples is None else n_samples) is int
+        and 0 <= m < 2**31 - 1
+        and type(stream) is int
         and 0 <= stream < 2**32
         and not log_weights.requires_grad
         and not reference_active()

@@ -733,6 +733,9 @@ def test_models_of_a_larger_type_are_told_by_name(name):
             r"seed: expected shape \(\) or \(B,\) = \(4,\), got \(3,\)",
         ),
         ({"seed": 3}, TypeError, "seed: expected a tensor, got int"),
+        ({"observations": [torch.zeros(4, 6, 2)]}, TypeError, "observations: expected a tensor, got list"),
+        ({"observations": None}, TypeError, "observations: expected a tensor, got NoneType"),
+        ({"initial": [[0.0] * 3]}, TypeError, "initial: expected a tensor, got list"),
     ],
 )
 def test_errors(change, error, words):

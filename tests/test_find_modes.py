@@ -312,6 +312,7 @@ M, W, S = torch.zeros(2, 4, 3), torch.zeros(2, 4), torch.ones(3)
 test_errors = check_errors(
     [
         (lambda: ops.find_modes(M, W, S, 0, 1.0), ValueError, "n_modes: expected 1 to 2"),
+        (lambda: ops.find_modes(M, W, S, 2.0, 1.0), TypeError, "n_modes: expected an int, got 2.0"),
         (
             lambda: ops.find_modes(M, W, S, 2, (1.0, 2.0)),
             ValueError,

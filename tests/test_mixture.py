@@ -183,6 +183,12 @@ def test_bandwidth():
             ValueError,
             "log_weights: expected normalised ones",
         ),
+        (lambda m: m.log_prob(0.0), TypeError, "value: expected a tensor, got float"),
+        (
+            lambda m: m.log_prob(torch.zeros(7, 3)),
+            ValueError,
+            r"value: expected a shape that broadcasts with \(.*3\), .* got \(7, 3\)",
+        ),
         (lambda m: m.marginal("z"), ValueError, "names: expected some of"),
         (lambda m: m.modes(0, 1.0), ValueError, "n_modes: expected 1 to"),
         (lambda m: m.modes(2, (1.0, 2.0)), ValueError, "radii: expected 3 numbers"),

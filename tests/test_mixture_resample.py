@@ -102,6 +102,7 @@ test_errors = check_errors(
         (call(bandwidths=torch.ones(3, 4)), ValueError, r"bandwidths: expected shape .* = \(2, 4\), got \(3, 4\)"),
         (call(n_angular=5), ValueError, "n_angular: expected 0 to 4"),
         (call(scheme="best"), ValueError, "scheme: expected one of"),
+        (call(n_samples=2.0), TypeError, "n_samples: expected an int, got 2.0"),
         (call(n_samples=-1), ValueError, "n_samples: expected 0 to"),
         (call(seed=torch.zeros(3).long()), ValueError, r"seed: expected shape \(\) or \(...\) = \(2,\), got \(3,\)"),
         (

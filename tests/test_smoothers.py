@@ -346,6 +346,10 @@ def test_errors():
         with pytest.raises(ValueError, match=words):
             pose_smoother(**options)
     s, data = pose_smoother(), smoother_data()
+    for name in ("observations", "initial", "final"):
+        for call in (s, s.filter):
+            with pytest.raises(TypeError, match=f"{name}: expected a tensor, got list"):
+                call(**(data | {name: [data[name]]}))
     with pytest.raises(ValueError, match=r"final: expected shape \(B, N, D\)"):
         s(**(data | {"final": data["final"][:, :, :2]}))
     with pytest.raises(

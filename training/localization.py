@@ -1,7 +1,7 @@
 """Global localization on maps: train and evaluate the paper's methods (its section "City Scale Global Localization Task").
 
     python training/localization.py demo                                     # made cities, all methods, small networks
-    python training/localization.py train --data data/MGL --method mdps      # the paper's setting
+    python training/localization.py train --data data/MGL --method mdps      # the paper's networks
     python training/localization.py evaluate RUN                             # a finished run again
     python training/localization.py ablation RUN                             # with 50, 100, 250 and 500 particles
     python training/localization_figures.py FOLDER                           # figures and tables of results

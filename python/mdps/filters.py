@@ -23,7 +23,18 @@ from torch import Tensor, nn
 from . import ops, pose_sequence
 from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
-from .sequences import Sequences, check_particles, encode, for_sequence, prepare, returned, stands_for_calls, time_seeds, whole
+from .sequences import (
+    Sequences,
+    check_particles,
+    encode,
+    for_sequence,
+    of_each,
+    prepare,
+    returned,
+    stands_for_calls,
+    time_seeds,
+    whole,
+)
 from .state_space import StateSpace
 
 
@@ -78,11 +89,13 @@ class FilterState(NamedTuple):
     seed: Tensor
     """int64 (B,): the seed of each sequence, the same at all times."""
     predicted: Particles
-    """Before the observation of time t; log-weights -log N, which carry the gradient of the resampling."""
+    """Before the observation of time t; log-weights -log N (of SR-PF in training log w / v, normalised), with the gradient that
+    the filter's resampling has, if any."""
     posterior: Particles
     """After it: the same states, weighted by the likelihood."""
     ancestors: Tensor
-    """int64 (B, N): the particle of the step before from whose kernel each one was drawn; 0 to N-1 at the first step."""
+    """int64 (B, N): the particle of the step before that each one was made from; 0 to N-1 at the first step. Where
+    one is made from all: that of the largest share (Concrete), or 0 to N-1 (OT-PF)."""
     collapsed: Tensor
     """bool (B,): every particle had likelihood 0. The weights are then uniform, as if nothing had been observed."""
     log_evidence: Tensor
@@ -235,7 +248,7 @@ class ParticleFilter(nn.Module):
 
         On a GPU nothing here waits for it; in a CUDA graph (torch.cuda.graph) the calls run as they were captured.
         """
-        return filter_together([self], [initial], observations, actions, lengths, observed, [seed])[0]
+        return filter_together([self], [initial], [observations], actions, lengths, observed, [seed])[0]
 
     def start(
         self,
@@ -456,7 +469,7 @@ def filter_together(
         The beliefs of each filter, the same as one by one, up to the rounding of gradients.
     """
     n = len(filters)
-    each = [observations] * n if isinstance(observations, Tensor) else observations
+    each = of_each(observations, n)
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(filters, initial, each, seeds, strict=True))
     for f, particles, _, _ in given:

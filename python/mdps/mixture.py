@@ -66,14 +66,20 @@ class Mixture(Distribution):
         Cost: N kernels a value, by `mdps.ops.mixture_log_prob`. For many values of each batch element see `log_prob_many`.
 
         Raises:
-            ValueError: a value whose last size is not D.
+            TypeError: a value that is no tensor. ValueError: one whose last size is not D, or that does not fit the batch.
         """
+        if not isinstance(value, Tensor):
+            raise TypeError(f"value: expected a tensor, got {type(value).__name__}")
         if value.dim() == 0 or value.size(-1) != self.space.size:
             raise ValueError(f"value: expected shape (..., D) with D = {self.space.size}, got {tuple(value.shape)}")
         if self._validate_args:
             self._validate_sample(value)
         batch = self.batch_shape
-        value = value.expand(torch.broadcast_shapes(value.shape, batch + self.event_shape))
+        try:
+            value = value.expand(torch.broadcast_shapes(value.shape, batch + self.event_shape))
+        except RuntimeError:
+            expected = f"a shape that broadcasts with {tuple(batch + self.event_shape)}, the batch's and D"
+            raise ValueError(f"value: expected {expected}, got {tuple(value.shape)}") from None
         lead = value.shape[: value.dim() - len(batch) - 1]
         x = value.reshape(lead.numel(), *batch, value.size(-1)).movedim(0, -2)
         return self.log_prob_many(x).movedim(-1, 0).reshape(lead + batch)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, for_sequence, masked, prepare, returned, row_seeds, whole
+from .sequences import encode, for_sequence, masked, of_each, prepare, returned, row_seeds, whole
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -122,7 +122,7 @@ class MixtureDensityParticleSmoother(nn.Module):
             observations, actions, lengths, observed, seed: as for `MixtureDensityParticleFilter.forward`. Where nothing was
                 observed, the weight network sees an observation code of zeros.
         """
-        return smooth_together([self], [initial], [final], observations, actions, lengths, observed, [seed])[0]
+        return smooth_together([self], [initial], [final], [observations], actions, lengths, observed, [seed])[0]
 
     def filter(
         self,
@@ -135,7 +135,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         seed: Tensor | None = None,
     ) -> tuple[FilterBeliefs, FilterBeliefs]:
         """Return the beliefs of the forward and the backward filter alone, as a stage that trains only those needs them."""
-        return filter_both([self], [initial], [final], observations, actions, lengths, observed, [seed])[0]
+        return filter_both([self], [initial], [final], [observations], actions, lengths, observed, [seed])[0]
 
     def smooth(
         self,
@@ -177,13 +177,13 @@ def smooth_together(
         The beliefs of each smoother, the same as one by one, up to the rounding of gradients.
     """
     n = len(smoothers)
-    each = [observations] * n if isinstance(observations, Tensor) else observations
+    each = of_each(observations, n)
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(smoothers, initial, final, each, seeds, strict=True))
+    rows = [_row_seeds(s, i, f, seed) for s, i, f, _, seed in given]
     first = smoothers[0]._kind(), each[0].shape, initial[0].shape, final[0].shape
     if any((s._kind(), o.shape, i.shape, f.shape) != first for s, i, f, o, _ in given):
-        return [s(o, i, f, actions, lengths, observed, seed) for s, i, f, o, seed in given]
-    rows = [_row_seeds(s, i, f, seed) for s, i, f, _, seed in given]
+        return [s(o, i, f, actions, lengths, observed, row) for (s, i, f, o, _), row in zip(given, rows)]
     beliefs = filter_both(smoothers, initial, final, each, actions, lengths, observed, rows)
     return _smooth(smoothers, beliefs, each, lengths, observed, rows)
 
@@ -205,7 +205,7 @@ def filter_both(
     given = zip(smoothers, initial, final, [None] * len(smoothers) if seeds is None else seeds, strict=True)
     keys = [ops.split_seed(_row_seeds(*g), 3).unbind(1) for g in given]
     filters = [s.forward_filter for s in smoothers] + [s.backward_filter for s in smoothers]
-    each = observations if isinstance(observations, Tensor) else [*observations] * 2
+    each = [*of_each(observations, len(smoothers))] * 2
     beliefs = filter_together(
         filters, [*initial, *final], each, actions, lengths, observed, [k[i].contiguous() for i in range(2) for k in keys]
     )

@@ -8,8 +8,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- by tests/gpu/table.py -->\n", "<!-- end -->\n"
 NOTHING = """\
-No card has been measured yet: `bash tests/gpu/check.sh` checks and measures the one it finds, and `python tests/gpu/table.py`
-puts its numbers here.
+No GPU has run these kernels yet: what is said above holds in the emulation. `bash tests/gpu/check.sh` checks and measures the
+card that it finds, and `python tests/gpu/table.py` puts its numbers here.
 """
 SMALL, LARGE = (32, 50), (1, 1_000_000)
 

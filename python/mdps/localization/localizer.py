@@ -32,6 +32,7 @@ from ..maps import AREAS, NODES, WAYS, RasterMap
 from ..maps.errors import DataError
 from ..maps.raster_map import check_groups
 from ..mixture import Mixture
+from ..sequences import whole
 from ..smoothers import SmootherBeliefs
 from . import inputs
 from .batch import Batch, anywhere, around, to_batch
@@ -178,13 +179,13 @@ class Localizer:
             seed: int64 (); None: from torch's generator.
 
         Raises:
-            ValueError: a map of another resolution than that of training, or another argument.
+            TypeError: seed, n_first. ValueError: a map of another resolution than that of training, or another argument.
         """
         raster = inputs.raster(map)
         self._check_resolution(raster.pixels_per_metre)
         x, y, heading = inputs.numbers("pose", pose, 3)
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
-        inputs.at_least(1, n_first=n_first)
+        n_first = whole("n_first", n_first, 1)
         places, _, run = self._seeds(seed)
         middle = raster.box.centre
         about = torch.tensor([[x - middle[0], y - middle[1], heading]], device=run.device)
@@ -277,10 +278,11 @@ class Localizer:
             map's, in float64; of a `Batch`, metres from the middle of each map.
 
         Raises:
-            ValueError: maps of another resolution, or images of another format, than those of training.
+            TypeError: seed, n_first, n_last. ValueError: maps of another resolution, or images of another format, than those of
+                training; another argument.
         """
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
-        inputs.at_least(1, n_first=n_first, n_last=n_last)
+        n_first, n_last = whole("n_first", n_first, 1), whole("n_last", n_last, 1)
         batch = sequence if isinstance(sequence, Batch) else to_batch(sequence)
         self._check_resolution(batch.pixels_per_metre)
         if batch.images.shape[-2:] != (self.image.height, self.image.width):
@@ -329,6 +331,9 @@ class Localizer:
     def _seeds(self, seed: Tensor | None) -> tuple[Tensor, ...]:
         """Of the first particles, of the last ones, and of the run."""
         seed = ops.make_seed() if seed is None else seed
+        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
+            got = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
+            raise TypeError(f"seed: expected an int64 tensor (), got {got}")
         if seed.dim() != 0:
             raise ValueError(f"seed: expected shape (), got {tuple(seed.shape)}")
         return ops.split_seed(seed.to(self._device), 3).unbind()
