@@ -25,6 +25,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor log2_sum = take_tensor(&call, stack[5], "log2_sum", 2);
     expect_like(&call, &grad, "grad", &x, "x");
     expect_size(&call, &grad, "grad", 2, x.size);
+    expect_like(&call, &log2_sum, "log2_sum", &x, "x");
     expect_size(&call, &log2_sum, "log2_sum", 2, x.size);
     MixtureLogProb p = mixture_parameters(&call, &x, &mixture, stack[6]);
     Tensor grad_x = new_tensor(&call, &x, 3, x.size);

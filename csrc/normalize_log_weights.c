@@ -36,6 +36,12 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Tensor ess = take_tensor(&call, stack[5], "ess", 1);
     expect_like(&call, &grad_normalized, "grad_normalized", &normalized, "normalized");
     expect_size(&call, &grad_normalized, "grad_normalized", 2, normalized.size);
+    const Tensor *rows[] = {&grad_log_sum, &grad_ess, &log_sum, &ess};
+    const char *names[] = {"grad_log_sum", "grad_ess", "log_sum", "ess"};
+    for (int i = 0; i < 4; i++) {
+        expect_like(&call, rows[i], names[i], &normalized, "normalized");
+        expect_size(&call, rows[i], names[i], 1, normalized.size);
+    }
     Tensor grad_log_weights = new_tensor(&call, &normalized, 2, normalized.size);
     NormalizeLogWeights p = {.B = normalized.size[0],
                              .N = normalized.size[1],

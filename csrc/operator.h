@@ -12,9 +12,9 @@
  *     }
  *     OPERATOR(name, "name(Tensor x) -> Tensor", forward)
  *
- * Only the first failure is kept. After a failure every Tensor has size 0 in all dimensions, so that shape arithmetic stays
- * defined, and `run` does nothing. `finish` is the only function that throws, and it is called last, when nothing is owned
- * any more.
+ * Only the first failure is kept. After it, tensors that are taken or made have size 0 in all dimensions, and `run` does
+ * nothing. What was taken before keeps its sizes, and integers are what the caller gave: divide by them only if ok(call).
+ * `finish` is the only function that throws, and it is called last, when nothing is owned any more.
  */
 #ifndef MDPS_OPERATOR_H
 #define MDPS_OPERATOR_H

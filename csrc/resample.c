@@ -19,7 +19,7 @@ Tensor resample_parameters(Call *call, const Tensor *log_weights, Resample *p) {
 
 void resample_rows(Call *call, const Tensor *log_weights, Kernels kernels, Resample *p) {
     int64_t rows = p->chunks ? p->B / p->chunks : 1;
-    run(call, log_weights, kernels, p, p->chunks, 1 + 8192 / (rows * (p->N + p->M + 1)));
+    run(call, log_weights, kernels, p, p->chunks, ok(call) ? 1 + 8192 / (rows * (p->N + p->M + 1)) : 1);
 }
 
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {

@@ -12,7 +12,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     expect(&call, p.n >= 0, "n: expected a number >= 0, got %lld", (long long)p.n);
     Tensor out = new_indices(&call, &seed, 2, (int64_t[]){p.B, p.n});
     p.out = out.data;
-    run(&call, &seed, (Kernels){split_seed, split_seed, split_seed_cuda}, &p, p.B, 1 + 4096 / (p.n + 1));
+    run(&call, &seed, (Kernels){split_seed, split_seed, split_seed_cuda}, &p, p.B, ok(&call) ? 1 + 4096 / (p.n + 1) : 1);
     finish(&call, stack, 1, (Tensor[]){out});
 }
 OPERATOR(split_seed, "split_seed(Tensor seed, SymInt n, int stream) -> Tensor", forward)

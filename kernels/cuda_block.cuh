@@ -17,6 +17,17 @@
 enum { WARP = 32 };
 #define FULL_WARP 0xffffffffu
 
+/* Lets a kernel have more than 48 KiB. The limit becomes the device's own, not `shared`, since another thread of the host may
+ * be about to launch the same kernel with more. */
+static inline cudaError_t allow_shared(const void *kernel, size_t shared) {
+    int device, most;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status != cudaSuccess) return status;
+    return shared > (size_t)most ? cudaErrorInvalidValue
+                                 : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+}
+
 /* kernel<<<blocks, threads, shared, stream>>>(parameters). The error of a failed launch is returned and not left behind. */
 template <typename P>
 static int launch(void (*kernel)(P), int64_t blocks, int threads, size_t shared, void *stream, const P &parameters) {
@@ -28,8 +39,7 @@ static int launch(void (*kernel)(P), int64_t blocks, int threads, size_t shared,
     config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)stream;
     cudaError_t status = cudaSuccess;
-    if (shared > 48 * 1024)
-        status = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (shared > 48 * 1024) status = allow_shared((const void *)kernel, shared);
     if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, parameters);
     if (status != cudaSuccess) (void)cudaGetLastError();
     return status;

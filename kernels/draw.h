@@ -22,7 +22,8 @@
 enum { DRAW_TILE = 256, MAX_ATTEMPTS = 64, LANES = 16 };
 #endif
 
-/* In (0, 1), from the word (and, double, the next one). The signed conversions are those that every x86-64 has. */
+/* In (0, 1), or (0, 1] where float32 rounds, from the word (and, double, the next one). The signed conversions are those that
+ * every x86-64 has. */
 INLINE REAL FN(open_unit)(uint32_t high, uint32_t low) {
     if (!IS_DOUBLE) return ((REAL)(int32_t)(high >> 1) + (REAL)0.5) * (REAL)0x1p-31;
     return (REAL)(int32_t)(high >> 1) * (REAL)0x1p-31 + ((REAL)(int32_t)(low >> 10) + (REAL)0.5) * (REAL)0x1p-53;

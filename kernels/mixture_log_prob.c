@@ -15,14 +15,19 @@
 /* sum[lane of K groups] += 2^(a + BIAS), J components at a time. */
 INLINE void FN(sum_groups)(const REAL *q, int64_t size, const REAL *components, int64_t N, int64_t stride, int J, int K, int G,
                        int A, REAL *sum) {
-    REAL s[PAIRS] __attribute__((aligned(64))) = {0};
-    for (int64_t n = 0; n < N; n += J) {
-        REAL a[PAIRS] __attribute__((aligned(64)));
-        FN(exponents)(q, size, components + n, stride, J, K, G, A, a, 0, 0);
-        EACH_PAIR(1, 4) s[at + l] += FN(exp2_biased)(a[at + l], MIXTURE_LEAST, MIXTURE_BIAS);
+    double total[PAIRS] __attribute__((aligned(64))) = {0};
+    for (int64_t first = 0; first < N; first += MIXTURE_SUMMED) {
+        const int64_t last = N - first < MIXTURE_SUMMED ? N : first + MIXTURE_SUMMED;
+        REAL s[PAIRS] __attribute__((aligned(64))) = {0};
+        for (int64_t n = first; n < last; n += J) {
+            REAL a[PAIRS] __attribute__((aligned(64)));
+            FN(exponents)(q, size, components + n, stride, J, K, G, A, a, 0, 0);
+            EACH_PAIR(1, 4) s[at + l] += FN(exp2_biased)(a[at + l], MIXTURE_LEAST, MIXTURE_BIAS);
+        }
+        EACH_PAIR(1, 4) total[at + l] += s[at + l];
     }
     for (int l = 0; l < K * LANES; l++) sum[l] = 0;
-    EACH_PAIR(J, K) sum[k * LANES + l] += s[at + l];
+    EACH_PAIR(J, K) sum[k * LANES + l] += (REAL)total[at + l];
 }
 
 INLINE void FN(exact_query)(const MixtureLogProb *p, int64_t b, int64_t i, const MixtureRow *row, int G, int A) {

@@ -40,6 +40,7 @@ enum {
     MIXTURE_FEW_QUERIES = 16, /* fewer queries a row are computed one by one */
     MIXTURE_BLOCK = 128,      /* components that are lanes together then */
     MIXTURE_SUPER = 512,      /* queries whose gradients are summed in REAL */
+    MIXTURE_SUMMED = 256,     /* components whose kernels are summed in REAL: rounding must not grow with N */
     MIXTURE_SHORT = 128       /* the most components of a short row */
 };
 
@@ -78,13 +79,13 @@ INLINE int64_t mixture_features(const MixtureLogProb *p) { return p->G + 2 * p->
 INLINE int64_t mixture_tiles(const MixtureLogProb *p) { return (p->M + MIXTURE_TILE - 1) / MIXTURE_TILE; }
 /* Short rows are prepared, summed and differentiated one after the other, a row an item: nothing of them goes through memory
  * but arguments and results. */
-INLINE bool mixture_is_short(const MixtureLogProb *p) { return p->N <= MIXTURE_SHORT && p->M <= MIXTURE_SUPER; }
-/* Backward splits a row's queries into at most 8 chunks of whole super-tiles (512 queries), each with sums of its own. */
+INLINE bool mixture_is_short(const MixtureLogProb *p) { return p->N > 0 && p->N <= MIXTURE_SHORT && p->M <= MIXTURE_SUPER; }
+/* Backward splits a row's queries into 1 to 8 chunks of whole super-tiles (512 queries), each with sums of its own. */
 INLINE int64_t mixture_chunk(const MixtureLogProb *p) {
     int64_t super_tiles = ((p->M + 7) / 8 + 511) / 512;
     return super_tiles ? super_tiles * 512 : 512;
 }
-INLINE int64_t mixture_chunks(const MixtureLogProb *p) { return (p->M + mixture_chunk(p) - 1) / mixture_chunk(p); }
+INLINE int64_t mixture_chunks(const MixtureLogProb *p) { return p->M ? (p->M + mixture_chunk(p) - 1) / mixture_chunk(p) : 1; }
 /* Whether backward fills in log2_sum on the way. */
 INLINE bool mixture_sums_too(const MixtureLogProb *p) { return p->log_prob && mixture_is_short(p); }
 /* Items of mixture_log_prob and mixture_backward_pairs. */

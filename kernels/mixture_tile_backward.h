@@ -1,12 +1,12 @@
 /* Gradients of up to 512 queries of a row: every pair once, for every gradient (REAL, FN: for_each_real.h).
  *
  * Components are taken 128 at a time (a chunk), queries in groups of 16 lanes. A group's sums over the chunk (P d, then P h kc
- * and P h ks) stay in registers; the components' sums (P, P d, P h cos, P h sin) are kept as 16 lanes each in a buffer that
- * fits the L1 cache, and folded once for all groups. P below 2^-64 is flushed to 0, which no sum can notice and which keeps
- * products out of the denormal range. The bandwidth gradients cost nothing a pair:
- * sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for h^2.
- * Where forward has not been here, a short row's kernels are summed first, a group at a time, and kept for the second look.
- * No include guard: a file includes it once for each REAL.
+ * and P h ks) stay in registers, and are added up by chunks, so that rounding does not grow with N; the components' sums (P, P
+ * d, P h cos, P h sin) are kept as 16 lanes each in a buffer that fits the L1 cache, and folded once for all groups. P below
+ * 2^-64 is flushed to 0, which no sum can notice and which keeps products out of the denormal range. The bandwidth gradients
+ * cost nothing a pair: sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for h^2. Where forward has
+ * not been here, a short row's kernels are summed first, a group at a time, and kept for the second look. No include guard: a
+ * file includes it once for each REAL.
  */
 #include "mixture_row.h"
 
@@ -85,10 +85,10 @@ FN(add_pairs)(const REAL *t, const REAL *component, int64_t stride, const REAL *
 INLINE void FN(add_group)(REAL *t, const REAL *components, int64_t n, int64_t stride, const REAL *kept, int G, int A, REAL *w) {
     const int F = G + 2 * A;
     REAL s[2 * MIXTURE_MAX_D * LANES] __attribute__((aligned(64)));
-    for (int f = 0; f < F; f++) EACH_LANE ROW(s, f)[l] = ROW(t, F + BEFORE_SUMS + f)[l];
+    for (int f = 0; f < F; f++) EACH_LANE ROW(s, f)[l] = 0;
     for (int64_t j = 0; j < n; j += ABREAST)
         FN(add_pairs)(t, components + j, stride, kept ? kept + j * LANES : 0, G, A, s, ROW(w, j * (1 + F)));
-    for (int f = 0; f < F; f++) EACH_LANE ROW(t, F + BEFORE_SUMS + f)[l] = s[f * LANES + l];
+    for (int f = 0; f < F; f++) EACH_LANE ROW(t, F + BEFORE_SUMS + f)[l] += s[f * LANES + l];
 }
 
 /* A group's kernels with n components, 2^(a + BIAS), and from their sum what `weigh` needs; log2_sum becomes +inf where the sum
@@ -137,12 +137,13 @@ INLINE void FN(sum_lanes)(REAL *w, int64_t n, REAL *sum) {
     }
 }
 
-/* The lanes of n components' sums, added up and turned into gradients: scaled units become those of the state. */
+/* The lanes of n components' sums, added up (all that `add_pairs` has touched becomes 0 again) and turned into gradients:
+ * scaled units become those of the state. */
 INLINE void FN(fold_chunk)(const MixtureRow *row, const REAL *components, int64_t n, int64_t stride, int G, int A, REAL *w,
                        int64_t j0, FN(Sums) out) {
     const int F = G + 2 * A;
     REAL sums[(1 + 2 * MIXTURE_MAX_D) * CHUNK] __attribute__((aligned(64))), *s = sums;
-    FN(sum_lanes)(w, n * (1 + F), sums);
+    FN(sum_lanes)(w, (n + ABREAST - 1) / ABREAST * ABREAST * (1 + F), sums);
     for (int64_t j = 0; j < n; j++) out.weights[j0 + j] += s[j * (1 + F)];
     for (int g = 0; g < G; g++) {
         double unit = row->scale[g] * (2 / LOG2E), square = 0, *means = out.means + g * stride + j0;

@@ -70,7 +70,8 @@ INLINE int64_t pose_chunks(const PoseCorrelation *p) { return (pose_tiles(p) + P
 INLINE int64_t pose_bands(const PoseCorrelation *p) { return (p->H + POSE_BAND - 1) / POSE_BAND; }
 /* CUDA: into how many parts the poses of a row are split for the gradient of a template: as many as fill a GPU. */
 INLINE int64_t pose_parts(const PoseCorrelation *p) {
-    const int64_t blocks = p->K * (pose_cells(p) / POSE_TILE + 1), most = (p->N + 31) / 32, parts = 2048 / blocks + 1;
+    const int64_t blocks = (p->K ? p->K : 1) * (pose_cells(p) / POSE_TILE + 1), most = (p->N + 31) / 32,
+                  parts = 2048 / blocks + 1;
     return most < 1 ? 1 : parts < most ? parts : most;
 }
 /* CUDA: threads that share a pose. */

@@ -63,6 +63,12 @@ def rows_index(name: str, index: Tensor | None, of: str, kinds: torch.Size, lead
     return index.reshape(-1)
 
 
+def check_index(name: str, index: Tensor, n: int) -> None:
+    """What the compiled operator looks at itself: in plain PyTorch a negative index would count from the end."""
+    if index.numel() and (bad := index[(index < 0) | (index >= n)]).numel():
+        raise ValueError(f"{name}: expected 0 to {n - 1}, got {int(bad[0])}")
+
+
 def stack(n: int, in_dims: tuple, args: tuple, alone: tuple[bool, bool]) -> tuple:
     """The arguments from map to template_index of n mapped calls as those of one. What is mapped stands in a row behind each
     other; maps and templates that are shared stay shared, unless `alone` asks for copies (their gradients are the calls' own).
@@ -75,7 +81,10 @@ def stack(n: int, in_dims: tuple, args: tuple, alone: tuple[bool, bool]) -> tupl
     def counted(i: int, of: Tensor, mapped: bool) -> Tensor:
         index = flat(i)
         calls = torch.arange(n, device=of.device).repeat_interleave(index.size(0) // n)
-        return index + calls * (of.size(0) // n) if mapped else index
+        if not mapped:
+            return index
+        own = of.size(0) // n  # what is not one of a call's own must not become another call's: -1 is refused
+        return torch.where((index >= 0) & (index < own), index + calls * own, -1)
 
     maps_mapped = alone[0] or in_dims[0] is not None
     templates_mapped = alone[1] or in_dims[1] is not None or in_dims[2] is not None

@@ -70,14 +70,14 @@ def unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def open_unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
-    """In (0, 1)."""
+    """In (0, 1), or (0, 1] where float32 rounds."""
     if dtype == torch.float32:
         return ((high >> 1).float() + 0.5) * 2.0**-31
     return (high >> 1).double() * 2.0**-31 + ((low >> 10).double() + 0.5) * 2.0**-53
 
 
 def centred_unit(high: Tensor, low: Tensor, dtype: torch.dtype) -> Tensor:
-    """In (-1/2, 1/2)."""
+    """In (-1/2, 1/2); float32 may round to an end."""
     signed = high - ((high >> 31) << 32)
     if dtype == torch.float32:
         return (signed.float() + 0.5) * 2.0**-32

@@ -88,6 +88,8 @@ def pose_correlation(
         replicate,
     )
     if reference_active():
+        cells.check_index("map_index", maps, args[0].size(0))
+        cells.check_index("template_index", templates, args[1].size(0))
         scores = pose_correlation_reference(*args)
     else:
         try:

@@ -68,6 +68,14 @@ def test_bad_bandwidths_are_told_in_backward(bad, lead):
         out.sum().backward()
 
 
+@pytest.mark.parametrize("M, N", [(0, 5), (0, 129), (20, 0), (8, 0)])
+def test_empty(M, N):
+    args = [x.requires_grad_() for x in (torch.ones(2, N, 2), torch.zeros(2, N), torch.ones(2))]
+    out = ops.iwsg_log_weights(torch.ones(2, M, 2), *args)
+    assert out.shape == (2, M)
+    assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), args))
+
+
 def test_no_gradient_to_samples():
     z = Z.clone().requires_grad_()
     out = ops.iwsg_log_weights(z, MEANS.clone().requires_grad_(), WEIGHTS, BANDWIDTHS, n_angular=1)

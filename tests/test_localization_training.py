@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -189,10 +190,14 @@ def test_frozen_encoders_keep_their_statistics(batch, monkeypatch):
         assert model.training and model.model.smoother.training
 
 
-@pytest.mark.parametrize("interruptions", [[3], [4, 9]], ids=["after an epoch", "twice"])
-def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_path, monkeypatch, interruptions):
+@pytest.mark.parametrize(
+    "interruptions, n_workers",
+    [([3], 0), ([4, 9], 0), ([6], 0), ([5], 1)],
+    ids=["after a stage", "twice", "in an epoch", "workers"],
+)
+def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_path, monkeypatch, interruptions, n_workers):
     """Two batches an epoch, two epochs a stage, but one in the first."""
-    ordinary, seen = staged.StagedModule.training_step, [0]
+    ordinary, seen, scenes = staged.StagedModule.training_step, [0], {**scenes, "n_workers": n_workers}
 
     def interrupted(self, batch, index):
         seen[0] += 1
@@ -270,6 +275,7 @@ def test_another_configuration_in_the_same_folder(finished, scenes, capsys):
         ({"accelerator": "gpu"}, "accelerator: expected cpu or auto, as torch finds no GPU here, got gpu"),
         ({"long_length": 5}, "no sequence of 5 frames"),
         ({"crop": 60.0}, "crop_metres: expected more than 64, got 60"),
+        ({"crop": 96.5}, "crop: expected a multiple of 1 m for these networks, got 96.5"),
         ({"method": "kalman"}, "method: expected one of"),
         ({"networks": "large"}, "networks: expected one of"),
         ({"start": "/nowhere"}, "expected the folder of a finished run, got /nowhere"),
@@ -321,14 +327,23 @@ def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):
     assert exit.value.code == 2 and "--method" in capsys.readouterr().err.splitlines()[-1]
     assert localization.main(["evaluate", str(tmp_path)]) == 2
     assert "which has no model.pt" in capsys.readouterr().err
+    (tmp_path / "model.pt").write_bytes(b"half")
+    assert localization.main(["evaluate", str(tmp_path)]) == 2
+    assert f"error: run: {tmp_path / 'model.pt'} is no model, or damaged" in capsys.readouterr().err
+    assert localization.main(["train", "--output", str(tmp_path / "model.pt/run")]) == 2
+    assert "error: output: expected a folder that can be written, got" in capsys.readouterr().err
 
 
 def test_evaluate_with_other_data(finished, tmp_path, capsys):
     """The scenes of the run, which are not there, are no concern of it."""
+    tmp_path = tmp_path / "other data"
     make_mapillary(tmp_path, "d", 4, n_flat=0)
     run = str(finished / "run")
     assert localization.main(["evaluate", run, "--data", str(tmp_path), "--test-scenes", "d"]) == 0
-    results = localization_figures.load_results(finished / f"run/evaluations/data_{tmp_path.name}_test_scenes_d")
+    (place,) = (finished / "run/evaluations").glob(f"data_{tmp_path.name}_*_test_scenes_d")
+    results = localization_figures.load_results(place)
+    assert results[0].data["fingerprint"].startswith(place.name.split("_test_scenes")[0].rpartition("_")[2])
+    assert shlex.split(results[0].command)[2:] == ["evaluate", run, "--data", str(tmp_path), "--test-scenes", "d"]
     assert {r.summary["sequences"] for r in results} == {2} and {r.data["path"] for r in results} == {str(tmp_path)}
     assert localization.main(["evaluate", run, "--data", str(tmp_path)]) == 2
     assert "no scene c; there are d" in capsys.readouterr().err

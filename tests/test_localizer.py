@@ -426,3 +426,21 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     assert names["smoothed"].batch_shape == (1, 10) and names["poses"].shape == (3, 3)
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("at ") and "or at one of" in line for line in lines) == 10
+
+
+def test_torchs_default_dtype_does_not_matter(tmp_path):
+    made = made_localizer()
+    made.save(tmp_path / "localizer.pt")
+    image, batch = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8), made_batch()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            loaded = Localizer.load(tmp_path / "localizer.pt")
+            loaded.start(made_map(64), (1.0, 2.0, 0.5), **FEW, seed=SEED)
+            loaded.step(image, CAMERA)
+            found = loaded.step(image, CAMERA, (1.0, 0.0, 0.0)).means, loaded.smooth(batch, seed=SEED).smoothed.means
+        finally:
+            torch.set_default_dtype(torch.float32)
+        results.append(found)
+    assert all(torch.equal(a, b) for a, b in zip(*results))

@@ -153,6 +153,18 @@ def test_bandwidth():
     assert [n for n, _ in b.named_parameters()] == ["log_excess"]
 
 
+def test_a_batch_of_one_is_broadcast():
+    """As of torch's own distributions: where a size is 1, the mixture is the same for all values."""
+    generator = torch.Generator().manual_seed(0)
+    one = mdps.Mixture(torch.randn(1, 4, 3, generator=generator), torch.zeros(1, 4) - math.log(4), torch.ones(3), POSE)
+    value = torch.randn(5, 3, generator=generator)
+    want = torch.stack([one.log_prob(v) for v in value]).squeeze(1)
+    torch.testing.assert_close(one.log_prob(value), want)
+    column = one.expand((2, 1))
+    torch.testing.assert_close(column.log_prob(value.expand(2, 5, 3)), want.expand(2, 5))
+    torch.testing.assert_close(column.log_prob(value.expand(7, 2, 5, 3)), want.expand(7, 2, 5))
+
+
 @pytest.mark.parametrize(
     "make, error, words",
     [

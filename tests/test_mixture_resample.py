@@ -120,6 +120,11 @@ test_errors = check_errors(
             RuntimeError,
             "n_angular: expected 0 to 4, got 5",
         ),
+        (
+            raw(torch.zeros(2, 3, 4), torch.zeros(2, 3), torch.ones(4), 0, -4, 1, 1, 0),
+            RuntimeError,
+            "^mdps.mixture_resample: n_samples: expected 0 to 2.31 - 2, got -4$",
+        ),
     ]
 )
 

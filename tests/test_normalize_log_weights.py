@@ -91,6 +91,13 @@ CASES = [
 
 TestOperator = checks(CASES)
 
+
+def backward(**change):
+    matrices, rows = ("grad_normalized", "normalized"), ("grad_log_sum", "grad_ess", "log_sum", "ess")
+    args = {n: torch.ones(2, 3) for n in matrices} | {n: torch.ones(2) for n in rows} | change
+    return lambda: torch.ops.mdps.normalize_log_weights_backward(**args)
+
+
 test_errors = check_errors(
     [
         (lambda: ops.normalize_log_weights([1.0]), TypeError, "log_weights: expected a tensor, got list"),
@@ -110,6 +117,11 @@ test_errors = check_errors(
             RuntimeError,
             "^mdps.normalize_log_weights: log_weights: expected 2 dimensions, got 1$",
         ),
+        *(
+            (backward(**{name: torch.ones(1)}), RuntimeError, f"{name}: expected size 2 in dimension 0, got 1")
+            for name in ("grad_log_sum", "grad_ess", "log_sum", "ess")
+        ),
+        (backward(ess=torch.ones(2).double()), RuntimeError, "ess: expected the dtype of normalized"),
     ]
 )
 

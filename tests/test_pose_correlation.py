@@ -398,6 +398,21 @@ def test_a_map_with_channels_last_is_not_copied():
     assert grad.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_an_index_does_not_reach_another_mapped_call():
+    """What vmap puts in a row behind each other stays each call's own."""
+    maps = torch.stack([MAP, MAP + 1])
+    for index in (INDEX + 1, INDEX - 1):
+        mapped = torch.vmap(lambda m, i: ops.pose_correlation(m, TEMPLATE, POSES, origin=(2, 3), map_index=i))
+        if EMULATED:
+            wrong = (index < 0) | (index > 1)
+            assert mapped(maps, index.expand(2, 2))[:, wrong].isnan().all()
+        else:
+            with pytest.raises(ValueError, match="^map_index: expected 0 to"):
+                mapped(maps, index.expand(2, 2))
+            with ops.reference(), pytest.raises(ValueError, match="^map_index: expected 0 to 1, got"):
+                ops.pose_correlation(MAP, TEMPLATE, POSES, origin=(2, 3), map_index=index)
+
+
 def test_views_of_one_map():
     """Two cameras of different headings, in one call, weigh the same particles."""
     particles, offset = POSES[0], torch.tensor([0.0, 0.0, math.pi / 2], dtype=torch.float64)
@@ -407,9 +422,10 @@ def test_views_of_one_map():
         assert torch.equal(together[i], ops.pose_correlation(MAP[0], TEMPLATE[i], views[i], VALID[i], origin=(2, 3)))
 
 
-@pytest.mark.parametrize("n, rows", [(0, 2), (3, 0)])
-def test_empty(n, rows):
-    wanted = [x.clone().requires_grad_() for x in (MAP[:1], TEMPLATE[:1], torch.ones(rows, n, 3, dtype=torch.float64))]
+@pytest.mark.parametrize("n, rows, kinds", [(0, 2, 1), (3, 0, 1), (3, 0, 0)])
+def test_empty(n, rows, kinds):
+    poses = torch.ones(rows, n, 3, dtype=torch.float64)
+    wanted = [x.clone().requires_grad_() for x in (MAP[:kinds], TEMPLATE[:kinds], poses)]
     out = ops.pose_correlation(*wanted, origin=(2, 3))
     assert out.shape == (rows, n)
     grads = torch.autograd.grad(out.sum(), wanted)

@@ -141,6 +141,7 @@ test_errors = check_errors(
         (call(torch.ones(2, 3), stream=1.0), TypeError, "stream: expected an int, got 1.0"),
         (raw(torch.ones(2), 0, 3, 1, 0), RuntimeError, "^mdps.resample: log_weights: expected 2 dimensions, got 1$"),
         (raw(torch.ones(2, 0), 0, 3, 1, 0), RuntimeError, "log_weights: expected 1 to 2.31 - 1 particles, got 0"),
+        (raw(torch.ones(2, 3), 0, -4, 1, 0), RuntimeError, "^mdps.resample: n_samples: expected 0 to 2.31 - 2, got -4$"),
         (raw(torch.ones(2, 3), 0, 2**31 - 1, 1, 0), RuntimeError, "n_samples: expected 0 to 2.31 - 2, got 2147483647"),
         (raw(torch.ones(2, 3), 0, 3, 4, 0), RuntimeError, "scheme: expected 0 to 3, got 4"),
         (raw(torch.ones(2, 3), [0, 1, 2], 3, 1, 0), RuntimeError, "seed: expected size 2 in dimension 0, got 3"),

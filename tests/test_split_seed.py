@@ -31,6 +31,12 @@ test_errors = check_errors(
         (lambda: ops.split_seed(3, 2), TypeError, "seed: expected an int64 tensor"),
         (lambda: ops.split_seed(torch.zeros(2, 2).long(), 2), ValueError, r"seed: expected shape \(\) or \(B,\)"),
         (lambda: ops.split_seed(torch.tensor(3), -1), ValueError, "n: expected 0 to"),
+        (lambda: ops.split_seed(torch.tensor(3), 2.0), TypeError, "n: expected an int, got 2.0"),
+        (
+            lambda: torch.ops.mdps.split_seed(torch.tensor(3), -1, 0),
+            RuntimeError,
+            "^mdps.split_seed: n: expected a number >= 0, got -1$",
+        ),
         (lambda: ops.make_seed(batch=-1), ValueError, "batch: expected a number >= 0, got -1"),
     ]
 )

@@ -246,7 +246,7 @@ def test_evaluate_a_finished_run(finished, capsys):
     assert bearings_only.main(["evaluate", str(finished / "run"), "--n-evaluation", "3", "--n-particles", "9"]) == 0
     out = capsys.readouterr().out
     assert "smoother" in out and f"{bearings_only.BAYES_LIMIT['smoothed'][0]:.2f}" in out and "300,000 particles" in out
-    assert json.loads((finished / "run/evaluation_9_particles_seed_1.json").read_text())["n_sequences"] == 3
+    assert json.loads((finished / "run/evaluation_9_particles_3_sequences_seed_1.json").read_text())["n_sequences"] == 3
 
 
 def test_evaluations_compute_where_training_did(monkeypatch):
@@ -263,7 +263,7 @@ def test_evaluations_compute_where_training_did(monkeypatch):
 
 def test_figures_are_drawn(tmp_path, finished):
     bearings_only.run_evaluation(finished / "run", 3, None, 2)
-    drawn = {p.name for p in (finished / "run/evaluation_6_particles_seed_2/figures").iterdir()}
+    drawn = {p.name for p in (finished / "run/evaluation_6_particles_3_sequences_seed_2/figures").iterdir()}
     assert {"learning_curves.png", "trajectory_1.pdf", "trajectory_2.png", "likelihood_over_time.png"} <= drawn
 
 
@@ -372,8 +372,39 @@ def test_errors_of_files_that_are_none(tmp_path, capsys):
 def test_errors_of_flags(tmp_path, capsys):
     assert "expected at least 1, got 0" in errors(["train", "--n-particles", "0"], capsys)
     assert "--n-particles" in errors(["train", "--n-particles", "x"], capsys)
+    assert "expected int, got '['" in errors(["train", "--n-particles", "["], capsys)
     assert f"expected one of {list(methods.METHODS)}, got 'kalman'" in errors(["train", "--method", "kalman"], capsys)
     assert "model.pt" in errors(["evaluate", str(tmp_path)], capsys)
+
+
+def test_a_run_folder_that_cannot_be(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/run"):
+        err = errors(["train", "--output", str(tmp_path / name)], capsys)
+        assert f"output: expected a folder that can be written, got {tmp_path / name}" in err
+
+
+def test_a_damaged_model(tmp_path, capsys):
+    for content in (b"", b"PK\x03\x04", b"no model"):
+        (tmp_path / "model.pt").write_bytes(content)
+        err = errors(["evaluate", str(tmp_path)], capsys)
+        assert err.startswith(f"error: run: {tmp_path / 'model.pt'} is no model, or damaged: ") and err.count("\n") == 1
+    torch.save([1], tmp_path / "model.pt")
+    assert "is no model" in errors(["evaluate", str(tmp_path)], capsys)
+
+
+def test_a_history_that_was_cut_off(tmp_path):
+    """By a full disk, say: what is half goes, and what follows has a line of its own."""
+    path, rows = tmp_path / "history.jsonl", [{"stage": 1, "epoch": i} for i in range(3)]
+    assert staged.read_history(tmp_path) == []
+    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:-3])
+    assert staged.read_history(tmp_path) == rows[:1]
+    for row in rows[1:]:
+        staged._append_line(path, json.dumps(row))
+    assert staged.read_history(tmp_path) == rows
+    path.write_text("{")
+    staged._append_line(path, json.dumps(rows[0]))
+    assert staged.read_history(tmp_path) == rows[:1]
 
 
 def test_a_folder_with_another_configuration_is_refused(finished, capsys):

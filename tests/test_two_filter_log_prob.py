@@ -100,3 +100,11 @@ test_errors = check_errors(
         ),
     ]
 )
+
+
+@pytest.mark.parametrize("M, N", [(0, 5), (0, 129), (20, 0), (8, 0)])
+def test_empty(M, N):
+    mixtures = [x.requires_grad_() for _ in range(2) for x in (torch.ones(2, N, 2), torch.zeros(2, N), torch.ones(2))]
+    out = ops.two_filter_log_prob(torch.ones(2, M, 2), *mixtures)
+    assert all(o.shape == (2, M) and (o == -math.inf).all() for o in out)
+    assert all((g == 0).all() for g in torch.autograd.grad(sum(o.sum() for o in out), mixtures))

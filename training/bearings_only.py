@@ -133,7 +133,7 @@ class Data(L.LightningDataModule):
 def build(c: Configuration) -> Tracker:
     """A tracker with the first weights of the configuration's seed; torch's generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(mix(c.seed, 5) % 2**63)
+        torch.default_generator.manual_seed(mix(c.seed, 5) % 2**63)
         return Tracker(c)
 
 
@@ -216,7 +216,8 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices:
     if not first:
         return records
     for run, own, tracker, sequences in zip(runs, folders, trackers, data.sets["evaluation"]):
-        torch.save({"configuration": dataclasses.asdict(run), "state_dict": tracker.state_dict()}, own / "model.pt")
+        with configuration.whole(own / "model.pt") as unfinished:
+            torch.save({"configuration": dataclasses.asdict(run), "state_dict": tracker.state_dict()}, unfinished)
         seconds = (time.monotonic() - started) / runs_at_once
         records.append(_finish(tracker, sequences, own, run.seed, "metrics.json", seconds))
     return records
@@ -229,7 +230,7 @@ def run_evaluation(
     checkpoint = folder / "model.pt"
     if not checkpoint.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    saved = staged.load_model(checkpoint)
     numbers = {"n_evaluation": n_sequences, "n_particles": n_particles}
     changes = {k: v for k, v in numbers.items() if v is not None} | (machine or {})
     c = configuration.make(Configuration, saved["configuration"], changes)
@@ -237,7 +238,9 @@ def run_evaluation(
     tracker = build(c)
     tracker.load_state_dict(saved["state_dict"])
     sequences = task.simulate(c.n_evaluation, c.n_steps, seed=mix(c.seed, 7, seed))
-    return _finish(tracker, sequences, folder, seed, f"evaluation_{c.n_particles}_particles_seed_{seed}.json", None)
+    fewer = f"_{n_sequences}_sequences" if n_sequences is not None else ""
+    name = f"evaluation_{c.n_particles}_particles{fewer}_seed_{seed}.json"
+    return _finish(tracker, sequences, folder, seed, name, None)
 
 
 def _finish(tracker, sequences, folder, seed, name, seconds):
@@ -254,7 +257,7 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
         record["seconds_of_this_call"] = seconds
         record["peak_memory_mb"] = staged.peak_memory_mb()
         record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
-    (folder / name).write_text(json.dumps(record, indent=2))
+    configuration.write_whole(folder / name, json.dumps(record, indent=2))
     print("\n" + table(results) + "\n")
     place = folder if seconds is not None else folder / Path(name).stem
     figures.draw_run(place, staged.read_history(folder), tracker, sequences, seed)
@@ -325,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except FloatingPointError as error:
+    except (FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

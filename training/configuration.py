@@ -7,6 +7,8 @@ and the copy in the run folder all follow from that.
 import argparse
 import dataclasses
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +85,10 @@ def write_yaml(path: str | Path, configuration: Any) -> None:
 
 
 def refuse_another(configuration: Any, folder: Path) -> None:
-    """Raise ConfigurationError where the folder of a run holds another configuration of this type."""
+    """Raise ConfigurationError where the folder of a run cannot be, or holds another configuration of this type."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"output: expected a folder that can be written, got {folder}")
     file = folder / "configuration.yaml"
     if file.exists():
         before = make(type(configuration), read_yaml(file))
@@ -96,17 +101,26 @@ def refuse_another(configuration: Any, folder: Path) -> None:
             )
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a file so that there is never half of it, whenever the program is killed."""
+@contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """Where to write a file so that there is never half of it, whenever the program is killed; it then gets its name."""
     unfinished = Path(f"{path}.unfinished")
-    unfinished.write_text(text)
+    yield unfinished
     os.replace(unfinished, path)
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text so that there is never half of it."""
+    with whole(path) as unfinished:
+        unfinished.write_text(text)
 
 
 def _flag_type(field):
     def convert(text):
         try:
             return _checked(field, yaml.safe_load(text) if field.type is not str else text)
+        except yaml.YAMLError:
+            raise argparse.ArgumentTypeError(f"expected {field.type.__name__}, got {text!r}") from None
         except ConfigurationError as error:
             raise argparse.ArgumentTypeError(str(error).split(": ", 1)[1]) from None
 

@@ -14,6 +14,7 @@ unfinished run goes on with it.
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ def build(c: Configuration) -> Localization:
         ConfigurationError: options that do not fit one another, or a library or weights that are not there.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(mix(c.seed, 5) % 2**63)
+        torch.default_generator.manual_seed(mix(c.seed, 5) % 2**63)
         try:
             return METHODS[c.method].build(c)
         except (ValueError, ImportError, RuntimeError) as error:
@@ -184,7 +185,8 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
         staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator, devices)
     if not first:
         return []
-    torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, folder / "model.pt")
+    with configuration.whole(folder / "model.pt") as unfinished:
+        torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, unfinished)
     if isinstance(model, SmootherExperiment):
         Localizer(model.model, long.source.image).save(folder / "localizer.pt")
     memory = _tell_stages(folder)
@@ -205,7 +207,9 @@ def run_evaluation(folder: Path, changes: dict[str, Any], command: str, seed: in
     """
     model, data = _load(folder, changes)
     told = {k: v for k, v in changes.items() if k not in MACHINE} | ({} if seed is None else {"seed": seed})
-    name = "_".join(f"{k}_{Path(str(v)).name}" for k, v in sorted(told.items())) or "again"
+    if "data" in told:  # folders of one name may hold different data
+        told["data"] = f"{Path(told['data']).name}_{data.source.fingerprint[:8]}"
+    name = "_".join(f"{k}_{v}" for k, v in sorted(told.items())) or "again"
     return _finish(model, data, folder / "evaluations" / name, command, model.c.seed if seed is None else seed, None)
 
 
@@ -229,7 +233,7 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
     path = folder / "model.pt"
     if not path.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return staged.load_model(path)
 
 
 def _seconds(folder: Path) -> float:
@@ -384,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     given = vars(_parser().parse_args(arguments))
     name = given.pop("command")
-    command = "python training/localization.py " + " ".join(arguments if arguments is not None else sys.argv[1:])
+    command = "python training/localization.py " + shlex.join(arguments if arguments is not None else sys.argv[1:])
     try:
         if name == "demo":
             return localization_demo.main(given["output"])
@@ -400,7 +404,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigurationError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except FloatingPointError as error:
+    except (FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mdps.datasets import ImageFormat, KittiDataModule, MapillaryDataModule
 from mdps.datasets.loading import start_worker
-from mdps.localization import to_batch, turned
+from mdps.localization import FULL, SMALL, to_batch, turned
 
 
 class Data(L.LightningDataModule):
@@ -50,6 +50,10 @@ class Data(L.LightningDataModule):
             raise
         except ValueError as error:  # the data's, or an option that does not fit them
             raise ConfigurationError(str(error)) from None
+        stride, crop = (SMALL if c.networks == "small" else FULL).map_stride, self.source.crop_metres
+        for scale in {raster.pixels_per_metre for raster in self.source.test.maps.values()}:
+            if round(crop * scale) % stride:
+                raise ConfigurationError(f"crop: expected a multiple of {stride / scale:g} m for these networks, got {crop:g}")
         if c.n_training:
             train = self.source.train
             train.sequences = [train.sequences[i] for i in staged.spread(len(train), c.n_training)]
@@ -73,7 +77,10 @@ class Data(L.LightningDataModule):
         return ", ".join(f"{n} {name}" for name, n in numbers.items())
 
     def train_dataloader(self):
-        return self.source.train_dataloader()
+        made = self.source.train_dataloader()
+        if self.trainer is not None:  # Lightning says it later, when workers have already asked for the first items
+            made.sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
+        return made
 
     def val_dataloader(self):
         return self._loader(self.source.val, self.c.n_validation)

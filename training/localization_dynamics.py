@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from configuration import whole
 from localization_figures import STYLE, plt
 from localization_scene import (
     MODE,
@@ -84,7 +85,8 @@ def save_dynamics(dynamics: Dynamics, path: Path) -> None:
     """Write them; the file's head says how."""
     about = np.array(json.dumps({"format": FORMAT, "titles": dynamics.titles}))
     arrays = {"actions": to_integers(dynamics.actions), "particles": to_integers(dynamics.particles)}
-    np.savez_compressed(path, about=about, **arrays)
+    with whole(path) as unfinished, unfinished.open("wb") as file:
+        np.savez_compressed(file, about=about, **arrays)
 
 
 def load_dynamics(path: Path) -> Dynamics:

@@ -27,6 +27,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from configuration import write_whole
 
 FORMAT = "mdps localization result 1"
 STYLE = {
@@ -90,7 +91,7 @@ def save_result(result: Result, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     particles = "" if result.particles is None else f"_{result.particles}"
     path = folder / f"{result.method}{particles}_run_{result.run:02d}.json"
-    path.write_text(json.dumps({"format": FORMAT} | dataclasses.asdict(result), allow_nan=False) + "\n")
+    write_whole(path, json.dumps({"format": FORMAT} | dataclasses.asdict(result), allow_nan=False) + "\n")
     return path
 
 

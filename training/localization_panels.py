@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from configuration import whole
 from localization_figures import STYLE, plt
 from localization_scene import (
     MODE,
@@ -133,7 +134,8 @@ def save_panel(panel: Panel, path: Path) -> None:
         "jpeg_bytes": [len(image) for image in panel.images],
     }  # fmt: skip
     arrays["jpegs"] = np.frombuffer(b"".join(panel.images), np.uint8)
-    np.savez_compressed(path, about=np.array(json.dumps(about)), **arrays)
+    with whole(path) as unfinished, unfinished.open("wb") as file:
+        np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
 
 
 def load_panel(path: Path) -> Panel:

@@ -257,6 +257,30 @@ class TrueLikelihood(nn.Module):
         return task.observation_log_likelihood(particles, bearing.unsqueeze(1))
 
 
+class UntrainedChoice(mdps.TruncatedGradientParticleFilter):
+    """TG-PF as the authors' program has it: a second measurement network chooses the particles.
+
+    No gradient passes the choice, and none of the loss needs that network, so it stays as it was made.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.choice = PoseLikelihood(nn.Identity()).requires_grad_(False)
+
+    def _kind(self) -> tuple:
+        return *super()._kind(), id(self)  # each has its own choice
+
+    def _update(
+        self, models: Any, time: int, seed: Tensor, predicted: Any, ancestors: Tensor, code: Tensor, observed: Any
+    ) -> Any:
+        with torch.no_grad():
+            self._chosen_by = predicted.log_weights + self.choice(predicted.states, code)
+        return super()._update(models, time, seed, predicted, ancestors, code, observed)
+
+    def _resample(self, models: Any, posterior: Any, seed: Tensor) -> tuple[Any, Tensor]:
+        return super()._resample(models, posterior._replace(log_weights=self._chosen_by), seed)
+
+
 def _classical_filter(c: Any, resampling: str, reverse: bool = False) -> mdps.ParticleFilter:
     """A bootstrap filter whose dynamics' density can be evaluated: a learned mean, and the paper's hand-tuned deviations."""
     dynamics = mdps.KernelDynamics(ResidualMean(), TRANSITION_BANDWIDTHS, SPACE)
@@ -339,6 +363,9 @@ _FORWARD, _BACKWARD, _ALL = ("forward",), ("backward",), ("forward", "backward",
 METHODS: dict[str, Method] = {
     "tg-pf-multinomial": Method("TG-PF\nmultinomial", _FORWARD, _baseline(_TG, "multinomial"), _filter_stages("forward")),
     "tg-pf": Method("TG-PF\nstratified", _FORWARD, _baseline(_TG, "stratified"), _filter_stages("forward")),
+    "tg-pf-untrained-choice": Method(
+        "TG-PF\nuntrained choice", _FORWARD, _baseline(UntrainedChoice, "stratified"), _filter_stages("forward")
+    ),
     "sr-pf-multinomial": Method(
         "SR-PF\nmultinomial", _FORWARD, _baseline(_SR, "multinomial", detach_particles=True), _filter_stages("forward")
     ),
@@ -394,7 +421,8 @@ METHODS: dict[str, Method] = {
 }
 """In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
 "mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does;
-"mdps-without-proposal" is an ablation: its weights are not divided by q. FFBS and TFS know the true likelihood."""
+"mdps-without-proposal" is an ablation: its weights are not divided by q. "tg-pf-untrained-choice" explains the paper's TG-PF.
+FFBS and TFS know the true likelihood."""
 
 
 def stages(c: Any) -> list[Stage]:

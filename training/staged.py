@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
 import torch
 import torch.distributed as dist
-from configuration import ConfigurationError, write_whole
+from configuration import ConfigurationError, whole, write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -371,8 +371,7 @@ class EpochEnd(Callback):
         row = {"stage": self.stage, "epoch": trainer.current_epoch, "seconds": seconds}
         run.rows.append(row | {"rates": rates} | logged)
         if trainer.is_global_zero:
-            with (self.places[i].parent / "history.jsonl").open("a") as file:
-                file.write(json.dumps(run.rows[-1]) + "\n")
+            _append_line(self.places[i].parent / "history.jsonl", json.dumps(run.rows[-1]))
         loss = logged[VALIDATION]
         module.plateaus[i].step(loss)
         if not loss < run.best:
@@ -381,9 +380,8 @@ class EpochEnd(Callback):
         run.best, run.epochs_since_best = loss, 0
         if not trainer.is_global_zero:
             return
-        unfinished = self.places[i] / "unfinished.pt"
-        torch.save(module.models[i].state_dict(), unfinished)
-        os.replace(unfinished, unfinished.with_name("best.pt"))
+        with whole(self.places[i] / "best.pt") as unfinished:
+            torch.save(module.models[i].state_dict(), unfinished)
 
     def _end_runs(self, trainer, module, n_epochs):
         s = module.schedule
@@ -475,11 +473,34 @@ def shared_folder(folders: Sequence[Path]) -> Path:
     return first if len(folders) == 1 else first.parent / f"{first.name}_to_{last.name.rpartition('_')[2]}"
 
 
+def _append_line(path: Path, line: str) -> None:
+    """Add a line to a file, in place of one that a full disk or a kill has cut off."""
+    written = path.read_bytes() if path.exists() else b""
+    if not written.endswith(b"\n"):
+        path.write_bytes(written[: written.rfind(b"\n") + 1])
+    with path.open("a") as file:
+        file.write(line + "\n")
+
+
 def read_history(folder: Path) -> list[dict[str, Any]]:
     """The rows of history.jsonl in order; an epoch that was repeated after an interruption counts once."""
     path = folder / "history.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
     return [row for _, row in sorted({(row["stage"], row["epoch"]): row for row in rows}.items())]
+
+
+def load_model(path: Path) -> dict[str, Any]:
+    """What a finished run has saved: its configuration and its weights.
+
+    Raises:
+        ConfigurationError: the file is damaged, or another's.
+    """
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        return {"configuration": dict(saved["configuration"]), "state_dict": saved["state_dict"]}
+    except Exception as error:  # a damaged file fails anywhere in zipfile, pickle or torch
+        raise ConfigurationError(f"run: {path} is no model, or damaged: {' '.join(str(error).split())[:200]}") from None
 
 
 def mix(*numbers: int) -> int:

@@ -57,14 +57,14 @@ def mode_hits(
         truth: (..., 3).
         radii: as in `Mixture.modes`: how close modes are one, so that k modes are k different places.
         k: how many modes count; 3 in the paper's figures.
-        position: largest distance that is near, in the unit of x.
-        heading: largest angle that is near, in radians.
+        position: what is nearer than this is near, in the unit of x.
+        heading: the same of the angle, in radians.
 
     A mode that there is not counts for nothing. NaN anywhere is no hit.
     """
     modes, log_densities = belief.modes(k, radii)
     truth = truth.unsqueeze(-2)
-    near = (position_error(modes, truth) <= position) & (heading_error(modes, truth) <= heading)
+    near = (position_error(modes, truth) < position) & (heading_error(modes, truth) < heading)
     return (near & (log_densities > -math.inf)).any(-1)
 
 

@@ -62,7 +62,7 @@ class Mixture(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of value: (..., D) -> (...), in nats, per unit of the state space.
 
-        `value` has the batch shape and D, with any sample shape in front; it is broadcast to that.
+        `value` has the batch shape and D, with any sample shape in front; where sizes are 1, either is broadcast to the other.
         Cost: N kernels a value, by `mdps.ops.mixture_log_prob`. For many values of each batch element see `log_prob_many`.
 
         Raises:
@@ -80,6 +80,8 @@ class Mixture(Distribution):
         except RuntimeError:
             expected = f"a shape that broadcasts with {tuple(batch + self.event_shape)}, the batch's and D"
             raise ValueError(f"value: expected {expected}, got {tuple(value.shape)}") from None
+        if (wider := value.shape[value.dim() - len(batch) - 1 : -1]) != batch:
+            return self.expand(wider).log_prob(value)
         lead = value.shape[: value.dim() - len(batch) - 1]
         x = value.reshape(lead.numel(), *batch, value.size(-1)).movedim(0, -2)
         return self.log_prob_many(x).movedim(-1, 0).reshape(lead + batch)

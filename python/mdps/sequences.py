@@ -29,13 +29,13 @@ class Sequences(NamedTuple):
     """int64 (B,)."""
 
 
-def of_each(observations: Tensor | Sequence[Tensor], n: int) -> Sequence[Tensor]:
+def of_each(observations: Tensor | Sequence[Tensor], n: int) -> list[Tensor]:
     """The observations of each of n filters or smoothers, from those of all or from a sequence of theirs.
 
     Raises:
         TypeError: something else than tensors.
     """
-    each = observations if isinstance(observations, (list, tuple)) else [observations] * n
+    each: list[Any] = [*observations] if isinstance(observations, (list, tuple)) else [observations] * n
     for one in each:
         _tensor("observations", one)
     return each

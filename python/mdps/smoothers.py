@@ -5,8 +5,9 @@ past and m_b what the backward filter predicts from the future. Particles are dr
 weighed by l(x; y_t, log m_f(x), log m_b(x)) / q(x); the network l stands for that whole product.
 
 Source: "Learning to be Smooth", section 4, equations (mdps_resampling_for_combination) to (smoothed_posterior), and figure
-"The Mixture Density Particle Smoother" of the appendix, here in log space. Deviation: the draws from q are stratified, a
-fixed number from each prediction (what the paper's experiments do).
+"The Mixture Density Particle Smoother" of the appendix, here in log space. Deviations: the draws from q are stratified, a
+fixed number from each prediction (what the paper's experiments do); m_f and m_b have the filters' posterior bandwidths, which
+the smoother's loss so reaches, where the appendix has those of resampling.
 Cost: that of both filters, and for all T steps together one evaluation of l and O(T M N) kernels.
 """
 

@@ -48,10 +48,10 @@ def to_batch(items: Mapping[str, Any]) -> Batch:
     scale = items["pixels_per_metre"]
     if (scale != scale[0]).any():
         raise ValueError(f"pixels_per_metre: expected one resolution in a batch, got {scale.unique().tolist()}")
-    flip = torch.tensor([1.0, -1.0, -1.0])
-    middle = torch.tensor([(n - 1) / 2 for n in (items["map"].size(-1), items["map"].size(-2))] + [0.0])
-    unit = torch.tensor([1 / float(scale[0]), 1 / float(scale[0]), 1.0]) * flip
-    poses, steps = SPACE.wrap((items["uv_pose"] - middle) * unit), items["odometry"] * unit
+    pixels = items["uv_pose"]
+    middle = pixels.new_tensor([(n - 1) / 2 for n in (items["map"].size(-1), items["map"].size(-2))] + [0.0])
+    unit = pixels.new_tensor([1 / float(scale[0]), -1 / float(scale[0]), -1.0])
+    poses, steps = SPACE.wrap((pixels - middle) * unit), items["odometry"] * unit
     actions = torch.cat([torch.zeros_like(poses[:, :1]), steps], 1)
     errors = _fixed_errors(items["shift"], poses[..., 2]) if "shift" in items else None
     return Batch(items["image"], items["camera"], items["map"], float(scale[0]), poses, actions, items["observed"], errors)
@@ -105,7 +105,7 @@ def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Ten
 
 def anywhere(batch: int, n: int, size: tuple[float, float], seed: Tensor) -> Tensor:
     """N particles uniform over a map of this size, East and North in metres, by seed () or (batch,) -> (batch, N, 3)."""
-    half = torch.tensor([size[0] / 2, size[1] / 2, math.pi], device=seed.device)
+    half = torch.tensor([size[0] / 2, size[1] / 2, math.pi], dtype=torch.float32, device=seed.device)
     return (2 * ops.philox_uniform(_rows(seed, batch), (batch, n, 3)) - 1) * half
 
 

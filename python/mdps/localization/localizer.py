@@ -188,7 +188,7 @@ class Localizer:
         n_first = whole("n_first", n_first, 1)
         places, _, run = self._seeds(seed)
         middle = raster.box.centre
-        about = torch.tensor([[x - middle[0], y - middle[1], heading]], device=run.device)
+        about = torch.tensor([[x - middle[0], y - middle[1], heading]], dtype=self._dtype, device=run.device)
         initial = around(about, n_first, metres, heading_concentration, places)
         piece = cut(self.model.encoders, raster, initial[..., :2].double().cpu().numpy() + middle)
         initial = _moved(initial, np.subtract(middle, piece.box.centre))
@@ -228,7 +228,7 @@ class Localizer:
             with self._seeing(piece, view) as codes:
                 state = f.start(track.initial, codes, observed, track.seed)
         else:
-            action = torch.tensor([inputs.numbers("odometry", odometry, 3)], device=self._device)
+            action = torch.tensor([inputs.numbers("odometry", odometry, 3)], dtype=self._dtype, device=self._device)
             piece, state = self._next(track, track.state, view, action, observed)
         self._track = track._replace(piece=piece, state=state)
         belief = f.posterior(state)
@@ -348,12 +348,17 @@ class Localizer:
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
 
 def _build(content: Mapping[str, Any]) -> Localizer:
     sizes = EncoderSizes(**(content["sizes"] | {"grid": Grid(*content["sizes"]["grid"])}))
     dynamics = [OdometryDynamics(reverse=reverse, **given) for given, reverse in zip(content["dynamics"], (False, True))]
     model = MapSmoother(Encoders(sizes), content["n_particles"], dynamics)
     model.load_state_dict(content["state_dict"])
+    model.to(next(value.dtype for value in content["state_dict"].values() if value.is_floating_point()))  # not torch's default
     return Localizer(model, ImageFormat(*content["image"]))
 
 
