@@ -448,6 +448,29 @@ def test_a_loss_that_is_never_finite_is_reported(tmp_path, monkeypatch, capsys):
     assert err.startswith("error: stage 1/3 filters: no epoch") and err.count("\n") == 1
 
 
+def test_an_untrained_choice_chooses_and_does_not_learn(tmp_path):
+    assert train(tmp_path, "--method", "tg-pf-untrained-choice") == 0
+    c = configuration.make(bearings_only.Configuration, TINY, {"method": "tg-pf-untrained-choice"})
+    first = bearings_only.build(c)
+    for name, value in weights(tmp_path).items():
+        moved = not torch.equal(value, first.state_dict()[name])
+        assert moved == (".choice." not in name and not name.endswith("minimum")), name
+    spread = {"position_noise": 3.0, "heading_concentration": 1.0}
+    first = bearings_only.build(configuration.make(bearings_only.Configuration, TINY, {"method": c.method, **spread}))
+    sequences = task.simulate(3, c.n_steps, seed=1)
+    with torch.no_grad():
+        before = first.beliefs(*sequences, 0)["forward"]
+        for parameter in first.estimator.choice.parameters():
+            parameter.copy_(2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+        chosen = first.beliefs(*sequences, 0)["forward"]
+        assert torch.equal(before.means[:, 0], chosen.means[:, 0]) and not torch.equal(before.means, chosen.means)
+        first.estimator.choice.load_state_dict(first.estimator.likelihood.state_dict())  # one network for both: TG-PF
+        ordinary = bearings_only.build(configuration.make(bearings_only.Configuration, TINY, {"method": "tg-pf", **spread}))
+        ordinary.load_state_dict(first.state_dict(), strict=False)
+        one, other = (tracker.beliefs(*sequences, 0)["forward"] for tracker in (first, ordinary))
+        assert torch.equal(one.means, other.means) and torch.equal(one.log_weights, other.log_weights)
+
+
 @pytest.mark.parametrize("method", ["mdps", "sr-pf"])
 def test_runs_at_once_are_single_runs(tmp_path, method, monkeypatch):
     """Up to rounding; they end at different epochs, and an interruption changes nothing."""

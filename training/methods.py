@@ -69,11 +69,14 @@ class Tracker(nn.Module):
         self.estimator = self.method.build(c)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by what the stages call them; every parameter is in one group."""
-        groups: dict[str, list[nn.Parameter]] = {"filters": [], "resampling": [], "posterior": [], "smoother": [], "output": []}
+        """The parameters by what the stages call them; every parameter is in one group, "untrained" in no stage."""
+        names = "filters", "resampling", "posterior", "smoother", "output", "untrained"
+        groups: dict[str, list[nn.Parameter]] = {name: [] for name in names}
         for name, parameter in self.named_parameters():
             filter_ = "_filter." in name or "encoder." in name or "transition." in name or "smoothed" not in self.method.beliefs
-            if "resampling_bandwidth" in name:
+            if ".choice." in name:
+                groups["untrained"].append(parameter)
+            elif "resampling_bandwidth" in name:
                 groups["resampling"].append(parameter)
             elif "posterior_bandwidth" in name:
                 groups["posterior" if filter_ else "output"].append(parameter)
@@ -265,7 +268,7 @@ class UntrainedChoice(mdps.TruncatedGradientParticleFilter):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.choice = PoseLikelihood(nn.Identity()).requires_grad_(False)
+        self.choice = PoseLikelihood(nn.Identity())
 
     def _kind(self) -> tuple:
         return *super()._kind(), id(self)  # each has its own choice
