@@ -24,13 +24,14 @@ class Inputs:
         scale = torch.rand(steps, 1, 1, 1, generator=torch.Generator().manual_seed(1)) + 0.5
         self.templates = (template * scale).to(device)
         self.poses, self.valid = middle.view(steps, poses, 3).to(device), valid.to(device)
+        self.cells = self.valid.flatten().nonzero()[:, 0]  # here: it waits for the GPU, which a CUDA graph cannot
 
     def ours(self, template: Tensor, poses: Tensor) -> Tensor:
         return ops.pose_correlation(self.map, template, poses, self.valid, origin=ORIGIN)
 
     def by_grid_sample(self, template: Tensor, poses: Tensor) -> Tensor:
         """Samples of valid cells alone, and a matrix-vector product for each step."""
-        cells = self.valid.flatten().nonzero()[:, 0]
+        cells = self.cells
         x, y = cells % W - ORIGIN[0], cells // W - ORIGIN[1]
         u, v, theta = poses.flatten(0, 1)[:, :, None].unbind(1)
         at = torch.stack([u + theta.cos() * x - theta.sin() * y, v + theta.sin() * x + theta.cos() * y], -1)
