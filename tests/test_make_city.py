@@ -454,6 +454,7 @@ def test_a_road_alone_is_a_city(tiny, tmp_path):
         (["--out", "{tmp}", "--osm", "{tmp}/field.osm"], "streets to drive on"),
         (["--out", "{tmp}", "--osm", "{mgl}/osm/made_0.osm", "--bbox", "10,10,50,50"], "at most 3000 m"),
         (["--preview", "{tmp}/no/folder.png"], "folder.png"),
+        (["--preview", "{tmp}/city"], "--preview: expected a name that ends with .png or .jpg"),
     ],
 )
 def test_refusals(mgl, tiny, tmp_path, capsys, arguments, words):
@@ -468,7 +469,11 @@ def test_refusals(mgl, tiny, tmp_path, capsys, arguments, words):
 
 @pytest.mark.parametrize(
     "arguments, words",
-    [(["--bbox", "1,2"], "LAT,LON,LAT,LON"), (["--seed", "-1"], "whole number"), (["--image-size", "3"], "16 to 4096")],
+    [
+        (["--bbox", "-1,2"], "expected LAT,LON,LAT,LON, got '-1,2'"),
+        (["--seed", "-1"], "whole number"),
+        (["--image-size", "3"], "16 to 4096"),
+    ],
 )
 def test_arguments_that_are_none(capsys, arguments, words):
     with pytest.raises(SystemExit):

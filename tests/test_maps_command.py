@@ -142,3 +142,12 @@ def test_optional_packages(tmp_path, town_file, capsys, monkeypatch, module, nam
     monkeypatch.setitem(sys.modules, module, None)
     code, _, error = run(capsys, "--osm", town_file, "--bbox", BBOX, "--out", tmp_path / name)
     assert code == 1 and "pip install" in error and error.count("\n") == 1
+
+
+def test_a_map_that_is_too_wide_for_a_png(tmp_path, town_file, capsys):
+    """A strip of 520 km by 0.1 km: libpng ends at a million pixels."""
+    out = tmp_path / "wide.png"
+    assert main(["raster", "--osm", str(town_file), "--bbox", "50,5,50.001,12.5", "--out", str(out)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {out}: expected at most 1000000 pixels a side for a PNG, got ") and err.count("\n") == 1
+    assert not out.exists()

@@ -75,6 +75,35 @@ def test_xml_of_other_programs(tmp_path):
     assert len(osm.ways) == 7
 
 
+def test_a_later_version_that_is_deleted_takes_the_element_away(tmp_path):
+    head = """<node id="60" lat="50" lon="8" version="1" visible="true"/><node id="60" version="2" visible="false"/>
+        <way id="61" version="1" visible="true"><nd ref="1"/></way><way id="61" version="2" visible="false"/>
+        <relation id="62" version="1" visible="true"/><relation id="62" version="2" visible="false"/>
+        <node id="63" version="1" visible="false"/><node id="63" lat="50" lon="8" version="2" visible="true"/>"""
+    source = write_xml(tmp_path / "x.osm", [], head)
+    osmium = pytest.importorskip("osmium")
+    with osmium.SimpleWriter(str(tmp_path / "x.osh.pbf")) as writer:
+        for element in osmium.FileProcessor(osmium.io.File(str(source), "osh")):
+            writer.add(element)
+    for path in (source, tmp_path / "x.osh.pbf"):
+        osm = read_osm(path)
+        assert (list(osm.nodes), list(osm.ways), list(osm.relations)) == ([63], [], []), path
+
+
+@pytest.mark.parametrize("name", ["town.osm", "town.bin", "town"])
+def test_a_pbf_of_any_name(tmp_path, name):
+    xml = read_osm(write_xml(tmp_path / "source.osm", town()))
+    (tmp_path / name).write_bytes(write_pbf(tmp_path / "town.osm.pbf", tmp_path / "source.osm").read_bytes())
+    assert read_osm(tmp_path / name) == xml
+
+
+@pytest.mark.parametrize("encoding", ["big5", "utf-7", "undefined", "nonsense"])
+def test_xml_in_an_encoding_that_is_not_known(tmp_path, encoding):
+    (tmp_path / "x.osm").write_text(f'<?xml version="1.0" encoding="{encoding}"?><osm version="0.6"/>')
+    with pytest.raises(DataError, match=r"x\.osm: broken or truncated XML: "):
+        read_osm(tmp_path / "x.osm")
+
+
 LAUGHS = """<?xml version="1.0"?><!DOCTYPE osm [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>
 <osm version="0.6"><node id="1" lat="1" lon="1"><tag k="name" v="&b;"/></node></osm>"""
 OUTSIDE = '<?xml version="1.0"?><!DOCTYPE osm SYSTEM "file:///etc/passwd"><osm version="0.6"/>'

@@ -27,6 +27,7 @@ from city.recording import SIZES
 from city.scene import Scene, build_scene
 
 from mdps.maps import Projection, RasterMap, rasterise, read_osm
+from mdps.maps.__main__ import joined
 
 MARGIN = 30.0
 """Metres of map around an invented city."""
@@ -36,7 +37,7 @@ LARGEST = 3000.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(joined(list(sys.argv[1:] if arguments is None else arguments)))
     try:
         make(options)
     except (ValueError, OSError, ImportError) as error:
@@ -50,6 +51,8 @@ def make(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     if not (options.out or options.preview):
         raise ValueError("expected --out DIR, --preview FILE.png, or both")
+    if options.preview and options.preview.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise ValueError(f"--preview: expected a name that ends with .png or .jpg, got {options.preview}")
     if options.bbox and not options.osm:
         raise ValueError("--bbox: expected together with --osm FILE; an invented city has its own size")
     name = f"{options.osm.stem if options.osm else 'made'}_{options.seed}"
@@ -99,7 +102,8 @@ def _write(options: argparse.Namespace, name: str, source: Path, scene: Scene, r
     else:
         n = kitti_files.write(options.out, scene, raster, size, options.seed)
         target = options.out / source.name
-    shutil.copyfile(source, target)
+    if not (target.exists() and target.samefile(source)):
+        shutil.copyfile(source, target)
     return n
 
 

@@ -22,7 +22,7 @@ _WRITERS = {".png": write_png, ".tif": write_geotiff, ".tiff": write_geotiff}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or 1 after one line on stderr."""
-    options = _parser().parse_args(_joined(list(sys.argv[1:] if arguments is None else arguments)))
+    options = _parser().parse_args(joined(list(sys.argv[1:] if arguments is None else arguments)))
     try:
         return _raster(options)
     except (ValueError, ImportError, OSError) as error:
@@ -92,7 +92,7 @@ def _bounds(text: str) -> Bounds:
     return south, west, north, east
 
 
-def _joined(arguments: list[str]) -> list[str]:
+def joined(arguments: list[str]) -> list[str]:
     """`--bbox -33.9,...` as `--bbox=-33.9,...`: argparse takes a leading minus for an option."""
     if "--bbox" in arguments[:-1]:
         i = arguments.index("--bbox")

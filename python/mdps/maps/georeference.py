@@ -21,7 +21,7 @@ def write_png(raster: RasterMap, path: Path) -> list[Path]:
     """Write the coloured map and the files that lay it over a GIS; returns the files' paths.
 
     Raises:
-        OSError: a file cannot be written. ImportError: OpenCV is missing.
+        OSError: a file cannot be written. ValueError: a side is too long for a PNG. ImportError: OpenCV is missing.
     """
     cv2 = opencv()
     texts = {
@@ -30,7 +30,12 @@ def write_png(raster: RasterMap, path: Path) -> list[Path]:
         path.with_name(path.name + ".aux.xml"): f"<PAMDataset><SRS>{escape(wkt2(raster.projection))}</SRS></PAMDataset>\n",
     }
     picture = np.ascontiguousarray(raster.colour()[..., ::-1])
-    path.write_bytes(cv2.imencode(".png", picture)[1].tobytes())
+    drawn, content = cv2.imencode(".png", picture)
+    if not drawn:
+        raise ValueError(
+            f"{path}: expected at most 1000000 pixels a side for a PNG, got {picture.shape[1]} x {picture.shape[0]}"
+        )
+    path.write_bytes(content.tobytes())
     for target, text in texts.items():
         target.write_text(text)
     return [path, *texts]

@@ -128,7 +128,9 @@ def _read_xml(path: Path) -> OsmData:
     try:
         with open(path, "rb") as file:
             parser.ParseFile(file)
-    except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
+    except DataError:
+        raise
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the last two: an encoding that expat does not know
         raise DataError(f"{path}: broken or truncated XML: {error}") from None
     return handler.data
 
@@ -212,22 +214,31 @@ def _read_pbf(path: Path) -> OsmData:
 
     class Handler(osmium.SimpleHandler):  # type: ignore[misc, name-defined, unused-ignore]
         def node(self, node: Any) -> None:
-            if node.location.valid() and not node.deleted:
+            if node.deleted:
+                data.nodes.pop(node.id, None)
+            elif node.location.valid():
                 data.nodes[node.id] = Node(node.location.lat, node.location.lon, dict(node.tags))
 
         def way(self, way: Any) -> None:
-            if not way.deleted:
+            if way.deleted:
+                data.ways.pop(way.id, None)
+            else:
                 data.ways[way.id] = Way(tuple(n.ref for n in way.nodes), dict(way.tags))
 
         def relation(self, relation: Any) -> None:
-            if not relation.deleted:
+            if relation.deleted:
+                data.relations.pop(relation.id, None)
+            else:
                 kinds = {"n": "node", "w": "way", "r": "relation"}
                 members = tuple(Member(kinds[m.type], m.ref, m.role) for m in relation.members)
                 data.relations[relation.id] = Relation(members, dict(relation.tags))
 
     try:
-        Handler().apply_file(str(path))
-        box = osmium.io.Reader(str(path)).header().box()
+        source = osmium.io.File(str(path), "pbf")  # whatever its name ends with
+        Handler().apply_file(source)
+        reader = osmium.io.Reader(source)
+        box = reader.header().box()
+        reader.close()
     except RuntimeError as error:
         raise DataError(f"{path}: broken or truncated PBF: {' '.join(str(error).split())[:100]}") from None
     if box.valid():
@@ -244,9 +255,10 @@ def _add(data: OsmData, element: Mapping[str, Any], path: Path) -> None:
     kind = element.get("type")
     if kind not in ("node", "way", "relation"):
         return  # Overpass' areas and counts
-    if str(element.get("visible", "true")).lower() == "false" or element.get("action") == "delete":
-        return
     number = _number(element.get("id"), f"{path}: {kind} without a number (id)")
+    if str(element.get("visible", "true")).lower() == "false" or element.get("action") == "delete":
+        {"node": data.nodes, "way": data.ways, "relation": data.relations}[kind].pop(number, None)
+        return
     where = f"{path}: {kind} {number}"
     tags = _tags(element.get("tags"), where)
     if kind == "node":
