@@ -257,7 +257,8 @@ def _add(data: OsmData, element: Mapping[str, Any], path: Path) -> None:
         return  # Overpass' areas and counts
     number = _number(element.get("id"), f"{path}: {kind} without a number (id)")
     if str(element.get("visible", "true")).lower() == "false" or element.get("action") == "delete":
-        {"node": data.nodes, "way": data.ways, "relation": data.relations}[kind].pop(number, None)
+        there: dict[int, Any] = getattr(data, f"{kind}s")
+        there.pop(number, None)
         return
     where = f"{path}: {kind} {number}"
     tags = _tags(element.get("tags"), where)
