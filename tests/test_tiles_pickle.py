@@ -105,9 +105,23 @@ def test_a_missing_tile_is_void_and_a_tile_may_be_a_row_too_large(tmp_path):
     found = read_tiles_pickle(write(tmp_path / "tiles.pkl", whole))
     np.testing.assert_array_equal(found.classes[:, :, :64], city(64, 100).classes[:, :, :64])
     assert not found.classes[:, :, 64:].any()
-    larger = np.pad(city(64, 100).classes[:, :, :64], ((0, 0), (1, 0), (0, 0)))  # a fraction of a pixel more to the north
+    larger = np.pad(city(64, 100).classes[:, :, :64], ((0, 0), (0, 1), (0, 0)))  # a fraction of a pixel more to the south
     found = read_tiles_pickle(write(tmp_path / "tiles.pkl", content(tiles_raster={(0, 0): io.BytesIO(png(larger))})))
     np.testing.assert_array_equal(found.classes[:, :, :64], city(64, 100).classes[:, :, :64])
+
+
+@pytest.mark.parametrize("less, moved", [(0.1, 0), (0.35, 1)])
+def test_a_height_that_is_no_whole_number_of_pixels(tmp_path, less, moved):
+    """Rows of a tile count from its northern edge, in the format's program: v = (y_max - y) ppm - 0.5."""
+    whole = city(64, 100)
+    y_max = whole.box.y_max - less
+    box = f"{whole.box.x_min},{whole.box.y_min},{whole.box.x_max},{y_max}"
+    found = read_tiles_pickle(write(tmp_path / "tiles.pkl", content(bbox=box)))
+    assert found.classes.shape == (3, 64, 100)
+    np.testing.assert_array_equal(found.classes[:, moved:], whole.classes[:, : 64 - moved])
+    for row in (0, 30, 62):  # where a row of the tile lies, in metres, there is it in the map, to half a pixel
+        _, v = found.to_pixels((0.0, y_max - (row + 0.5) / 2))
+        np.testing.assert_array_equal(found.classes[:, round(v)], whole.classes[:, row])
 
 
 class Run:

@@ -64,7 +64,9 @@ def read_tiles_pickle(path: str | os.PathLike[str]) -> RasterMap:
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
     for key, tile in tiles.items():
-        _place(raster, _tile_index(key, path), tile_size, tile, f"{path}: tile {_index_text(key)}")
+        index = _tile_index(key, path)
+        top = min(box.y_min + (index[1] + 1) * tile_size, box.y_max)
+        _place(raster, index, tile_size, top, tile, f"{path}: tile {_index_text(key)}")
     check_values(raster.classes, path)
     return raster
 
@@ -175,22 +177,26 @@ def _stand_ins() -> dict[tuple[str, str], Any]:
     }
 
 
-def _place(raster: RasterMap, index: tuple[int, int], tile_size: float, tile: Any, where: str) -> None:
-    """Decode a tile and put it where it belongs, from the south-west corner; a fraction of a pixel beyond the border is cut."""
+def _place(raster: RasterMap, index: tuple[int, int], tile_size: float, top: float, tile: Any, where: str) -> None:
+    """Decode a tile and put it where it belongs: its first row lies at `top`, metres North, its first column in the West.
+
+    Where its size is no whole number of pixels, a row in the South and a column in the East are too much, and cut.
+    """
     height, width = raster.classes.shape[1:]
     step = tile_size * raster.pixels_per_metre
     left, bottom = round(index[0] * step), round(index[1] * step)
     if not (left < width and bottom < height):
         raise DataError(f"{where}: lies outside of the map of {width} x {height} pixels")
-    rows, columns = min(round(step), height - bottom), min(round(step), width - left)
+    first = max(round((raster.box.y_max - top) * raster.pixels_per_metre), 0)
+    rows, columns = height - bottom - first, min(round(step), width - left)
     content = tile.content if isinstance(tile, _Bytes) else None
     if not isinstance(content, bytes):
         raise DataError(f"{where}: expected a PNG in a BytesIO")
     picture = _decode(content, (rows + 1, columns + 1), where)
     if picture.shape[0] < rows or picture.shape[1] < columns:
         raise DataError(f"{where}: expected {columns} x {rows} pixels, got {picture.shape[1]} x {picture.shape[0]}")
-    picture = picture[-rows:, :columns]
-    raster.classes[:, height - bottom - rows : height - bottom, left : left + columns] = picture.transpose(2, 0, 1)
+    picture = picture[:rows, :columns]
+    raster.classes[:, first : first + rows, left : left + columns] = picture.transpose(2, 0, 1)
 
 
 def _decode(content: bytes, most: tuple[int, int], where: str) -> NDArray[np.uint8]:
