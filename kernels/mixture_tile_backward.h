@@ -1,12 +1,11 @@
 /* Gradients of up to 512 queries of a row: every pair once, for every gradient (REAL, FN: for_each_real.h).
  *
  * Components are taken 128 at a time (a chunk), queries in groups of 16 lanes. A group's sums over the chunk (P d, then P h kc
- * and P h ks) stay in registers, and are added up by chunks, so that rounding does not grow with N; the components' sums (P, P
- * d, P h cos, P h sin) are kept as 16 lanes each in a buffer that fits the L1 cache, and folded once for all groups. P below
- * 2^-64 is flushed to 0, which no sum can notice and which keeps products out of the denormal range. The bandwidth gradients
- * cost nothing a pair: sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for h^2. Where forward has
- * not been here, a short row's kernels are summed first, a group at a time, and kept for the second look. No include guard: a
- * file includes it once for each REAL.
+ * and P h ks) stay in registers and are added up by chunks, so that rounding does not grow with N; the components' sums (P,
+ * P d, P h cos, P h sin) are 16 lanes each in a buffer that fits the L1 cache, folded once for all groups. P below 2^-64 is
+ * flushed to 0, which no sum can notice and which keeps products out of the denormal range. The bandwidth gradients are free:
+ * sum_ij P d^2 = sum_i x_i (sum_j P d) - sum_j mu_j (sum_i P d), and likewise for h^2. Where forward has not been here, a
+ * short row's kernels are summed first, a group at a time, and kept for the second look. No include guard: once for each REAL.
  */
 #include "mixture_row.h"
 
