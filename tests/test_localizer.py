@@ -383,8 +383,8 @@ def test_arguments_that_are_refused():
             made.start(**{"map": city, "pose": (0.0, 0.0, 0.0), "seed": SEED, **change})
     for change, words in [
         ({"n_first": 2.5}, "n_first: expected an int, got 2.5"),
-        ({"seed": 3}, r"seed: expected an int64 tensor \(\), got int"),
-        ({"seed": torch.tensor(3.0)}, r"seed: expected an int64 tensor \(\), got torch.float32"),
+        ({"seed": 3}, "seed: expected an int64 tensor .*, got int"),
+        ({"seed": torch.tensor(3.0)}, "seed: expected dtype int64, got torch.float32"),
     ]:
         with pytest.raises(TypeError, match=words):
             made.start(**{"map": city, "pose": (0.0, 0.0, 0.0), "seed": SEED, **change})

@@ -26,7 +26,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -263,9 +262,7 @@ def run(c: Configuration, output: Path) -> dict[str, Any]:
                 file.write(json.dumps(done[start, index]) + "\n")
             print(f"sequence {index + 1}/{c.n_sequences}, start {start}: {seconds:.1f} s of processor time", flush=True)
     record = _record(c, done)
-    unfinished = output.with_name(output.name + ".unfinished")
-    unfinished.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(unfinished, output)
+    configuration.write_whole(output, json.dumps(record, indent=1) + "\n")
     partial.unlink()
     return record
 

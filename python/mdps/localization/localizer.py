@@ -331,12 +331,11 @@ class Localizer:
     def _seeds(self, seed: Tensor | None) -> tuple[Tensor, ...]:
         """Of the first particles, of the last ones, and of the run."""
         seed = ops.make_seed() if seed is None else seed
-        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
-            got = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
-            raise TypeError(f"seed: expected an int64 tensor (), got {got}")
-        if seed.dim() != 0:
-            raise ValueError(f"seed: expected shape (), got {tuple(seed.shape)}")
-        return ops.split_seed(seed.to(self._device), 3).unbind()
+        if isinstance(seed, Tensor):
+            if seed.dim() != 0:
+                raise ValueError(f"seed: expected shape (), got {tuple(seed.shape)}")
+            seed = seed.to(self._device)
+        return ops.split_seed(seed, 3).unbind()
 
     def _check_resolution(self, pixels_per_metre: float) -> None:
         sizes = self.model.encoders.sizes
