@@ -108,7 +108,8 @@ def checks(cases: list[Case]) -> type:
             )
             for g, w in zip(got, want, strict=True):
                 assert not g.is_floating_point() or g.dtype == dtype
-                torch.testing.assert_close(g.to(w.dtype), w, equal_nan=True, **tolerance)
+                exact = {} if g.is_floating_point() else {"rtol": 0, "atol": 0}  # indices
+                torch.testing.assert_close(g.to(w.dtype), w, equal_nan=True, **tolerance | exact)
 
         @differentiable
         @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
@@ -130,9 +131,12 @@ def checks(cases: list[Case]) -> type:
             args = case.make()
             with ops.reference(), RawCalls() as raw:
                 want = case.run(*args)
+                want_gradients = _gradients(case, case.run, args) if case.wrt else ()
             assert not raw.calls
             for g, w in zip(case.run(*args), want, strict=True):
                 torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-9, equal_nan=True)
+            for g, w in zip(_gradients(case, case.run, args) if case.wrt else (), want_gradients, strict=True):
+                torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-8, equal_nan=True)
 
         @differentiable
         def test_gradcheck(self, case):
@@ -250,6 +254,9 @@ def checks(cases: list[Case]) -> type:
         def test_no_handle_is_left(self, case):
             case.run(*case.make(torch.float32))
             assert mdps._C.live_handles() == 0
+            if case.wrt:
+                _gradients(case, case.run, case.make(torch.float32))
+                assert mdps._C.live_handles() == 0
 
     return TestOperator
 

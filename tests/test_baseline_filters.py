@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 from linear_gaussian import GaussianLikelihood, LinearDynamics, kalman, model, simulate, stationary
-from test_filters import POSE, Distance, Drift, names, pose_data, within
+from test_filters import POSE, Distance, Drift, check_a_padded_batch, names, pose_data, within
+from test_transport_resample import converged
 
 import mdps
 
@@ -17,7 +18,7 @@ KINDS = {
 
 def make(kind, N=7, **options):
     cls, own = KINDS[kind]
-    return cls(POSE, Drift(), Distance(), N, **own, **options)
+    return cls(POSE, Drift(), Distance(), N, **own | options)
 
 
 def pieces(beliefs):
@@ -166,6 +167,24 @@ def test_concrete_draws_by_the_weights():
     _, a = f._resample(None, mdps.Particles(states, log_w), mdps.ops.split_seed(torch.tensor(0), 5000))
     share, want = torch.bincount(a.flatten(), minlength=4) / a.numel(), log_w[0].exp()
     assert ((share - want).abs() <= 4 * (want * (1 - want) / a.numel()).sqrt()).all()
+
+
+def test_transport_by_its_plan():
+    """Every particle moved by the plan of its row, as the oracle in float64 finds it, headings by their direction."""
+    posterior = particles()
+    (z, log_w), a = step("transport", posterior, epsilon=0.3, threshold=1e-12)
+    want = converged(*posterior, epsilon=0.3, n_angular=1)
+    torch.testing.assert_close(z, want[0], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(log_w, torch.full_like(log_w, -math.log(7)))
+    assert torch.equal(a, torch.arange(7).expand(3, 7))
+    got, expected = (torch.autograd.grad((x * x.detach().cos()).sum(), [*posterior]) for x in (z, want[0]))
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_padded_batch_is_its_sequences_alone(kind, reverse):
+    check_a_padded_batch(make(kind, reverse=reverse))
 
 
 @pytest.mark.parametrize("kind", KINDS)

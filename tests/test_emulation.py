@@ -133,9 +133,9 @@ def site(tmp_path_factory):
 def test_operators(site, order):
     # Once with everything but what says nothing about kernels, or the same again: torch's tracing, compiling and transforms,
     # the CPU's threads, finite differences of what is compared with the reference already, and the statistics of ancestors
-    # that are the CPU's number by number.
+    # that are the CPU's number by number. In the other orders what the order may change.
     others = ("compile", "export", "opcheck", "func_grad", "vmap", "threads", "gradcheck", "unbiased", "variances")
-    cases = " and ".join(f"not {x}" for x in others) if order == "forward" else CASES
+    cases = " and ".join(f"not {x}" for x in others) if order == "forward" else "values or gradients"
     output, status = run_tests(site, cases, MDPS_EMULATION_ORDER=order)
     assert status == 0, output[-5000:]
 

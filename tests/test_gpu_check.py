@@ -56,8 +56,10 @@ trouble = types.ModuleType("gpu.trouble")
 stages = [fine, wrong, broken, crash, hang]
 vars(trouble).update({{f.__name__: f for f in stages}})
 sys.modules["gpu.trouble"] = trouble
-plans = {{f.__name__: check.Plan(f"trouble.{{f.__name__}}", 15, alone=f is hang) for f in stages}}
-check.plans = lambda: {{**plans, "last": check.Plan("trouble.fine", 15, alone=True)}}
+plans = {{f.__name__: check.Plan(f"trouble.{{f.__name__}}", 60, alone=f is hang) for f in stages}}
+plans["hang"].seconds = 15
+plans["late"] = check.Plan("trouble.hang", 15, alone=True, asked=False)
+check.plans = lambda: {{**plans, "last": check.Plan("trouble.fine", 60, alone=True)}}
 check.__file__ = __file__
 sys.exit(check.main())
 """
@@ -71,12 +73,12 @@ def test_a_stage_in_trouble_takes_nothing_along(tmp_path):
     assert status == 1 and result["passed"] is False
     stages = result["stages"]
     assert {name: s["ok"] for name, s in stages.items()} == {
-        "fine": True, "wrong": False, "broken": False, "crash": False, "hang": False, "last": True
+        "fine": True, "wrong": False, "broken": False, "crash": False, "hang": False, "late": None, "last": True
     }  # fmt: skip
     assert all(s["rows"][0] == {"name": "row", "ok": True} for s in stages.values())
     assert "ValueError: broken" in stages["broken"]["error"] and "status -6" in stages["crash"]["error"]
-    assert stages["hang"]["error"] == "stopped after 15 s"
-    assert "FAILED wrong: 2 results, 1 failed" in output and "ok     last" in output
+    assert stages["hang"]["error"] == stages["late"]["error"] == "stopped after 15 s"
+    assert "FAILED wrong: 2 results, 1 failed" in output and "ok     last" in output and "late   late" in output
 
 
 def test_without_a_gpu_it_says_so(tmp_path):
@@ -126,7 +128,14 @@ def test_sanitizer(status, log, ok, tmp_path, monkeypatch):
     program(tmp_path, "compute-sanitizer", text)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (row,) = correctness.sanitizer("memcheck")(Run("cuda", time.monotonic() + 60, {}))
-    assert row["ok"] is ok and (ok is None or log in row["summary"])
+    assert row["ok"] is ok and log in row["note" if ok is None else "summary"]
+
+
+def test_sanitizer_that_does_not_end(tmp_path, monkeypatch):
+    program(tmp_path, "compute-sanitizer", "print('begun', flush=True)\ntime.sleep(60)")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (row,) = correctness.sanitizer("memcheck")(Run("cuda", time.monotonic() + 2, {}))
+    assert row["ok"] is False and row["error"] == "stopped after 2 s" and row["output"] == "begun\n"
 
 
 def test_clock_under_load(tmp_path, monkeypatch):
@@ -205,6 +214,25 @@ def test_measurements_of_a_gpu(pretended, monkeypatch):
     assert correctness._repeat(lambda: torch.tensor(next(numbers)), pretended)["other"] == 19
 
 
+def test_a_failed_capture_leaves_the_stream_as_it_was(pretended, monkeypatch):
+    """What torch does where the end of a capture fails: the stream of the capture stays the current one."""
+    streams = [first := Stream(), other := Stream()]
+
+    class Broken(contextlib.nullcontext):
+        def __enter__(self):
+            streams[0] = other
+
+        def __exit__(self, *reason):
+            raise RuntimeError("capture invalidated")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: streams.__setitem__(0, stream))
+    monkeypatch.setattr(torch.cuda, "graph", Broken)
+    with pytest.raises(RuntimeError, match="capture invalidated"):
+        device.capture(lambda: None)
+    assert streams[0] is first
+
+
 def test_filter_stage(pretended, monkeypatch):
     def capture(call):
         out = call()
@@ -238,6 +266,10 @@ def test_training_stage(pretended, monkeypatch):
     assert len(rows) == 10
     minutes = sum(rows[f"{name}, 1 at once"]["device_us"] * n for name, n in training.EPOCHS.items()) * 157 / 60e6
     assert rows["whole training, 1 at once"]["minutes"] == pytest.approx(minutes)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_measure", lambda step, run: 1 / 0)
+        rows = {r["name"]: r for r in training.stage(pretended)}
+    assert rows["smoother, 1 at once"]["ok"] is False and rows["whole training, 1 at once"]["ok"] is None
     one = training.Training("cpu", "smoother", 1)
     frozen = [p.clone() for p in one.smoothers[0].forward_filter.parameters()]
     one.step()

@@ -93,8 +93,9 @@ def tool(name):
 def flags():
     """The options of CMakeLists.txt that decide what code the kernels become."""
     text = (ROOT / "CMakeLists.txt").read_text()
-    options = re.findall(r"-O3|-fno-\S+?-(?:errno|math)|-fopenmp-simd", text)
-    assert sorted(set(options)) == ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
+    options = re.findall(r"-O3|-fno-(?:\S+?-(?:errno|math)|gcse-after-reload|gcse)|-fopenmp-simd", text)
+    expected = ["-O3", "-fno-gcse", "-fno-gcse-after-reload", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
+    assert sorted(set(options)) == expected
     return ["-std=gnu11", *sorted(set(options)), f"-I{ROOT / 'kernels'}"]
 
 

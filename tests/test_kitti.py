@@ -198,7 +198,7 @@ def test_a_singular_camera(root):
     with pytest.raises(DataError, match=r"P_rect_02: expected 12 finite numbers, got 13 values"):
         kitti.read_calibration(root / DAY)
     path.write_text(path.read_text().replace("P_rect_02: 0.0 00000e+01", "P_rect_02: 0"))
-    with pytest.raises(DataError, match="focal lengths above 0"):
+    with pytest.raises(DataError, match="focal lengths that see 1 to 170 degrees"):
         kitti.read_calibration(root / DAY)
 
 

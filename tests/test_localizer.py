@@ -396,7 +396,10 @@ def test_arguments_that_are_refused():
         ((image.astype(float), CAMERA, (0, 0, 0)), r"image: expected uint8 \(H, W, 3\) or \(3, H, W\), got float64"),
         ((image[..., :2], CAMERA, (0, 0, 0)), "image: expected uint8"),
         ((image, None, (0, 0, 0)), "camera: expected 4"),
-        ((image, (0.0, 16.0, 7.5, 7.5), (0, 0, 0)), "camera: expected focal lengths above 0, got fx = 0.0"),
+        (
+            (image, (0.0, 16.0, 7.5, 7.5), (0, 0, 0)),
+            "camera: expected focal lengths that see 1 to 170 degrees of .*, got fx = 0.0",
+        ),
         ((image, CAMERA, None), "odometry: expected 3"),
         ((image, CAMERA, (1.0, np.inf, 0.0)), "odometry: expected 3 finite numbers"),
     ]:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -377,6 +378,15 @@ def test_mgl_has_what_its_documentation_says(mgl):
             errors.append(raster.projection.to_metres(view["gps_position"][:2]) - view["t_c2w"][:2])
         assert {view["camera_id"] for _, view in views} == set(sequence["cameras"])
     assert 1 < np.std(errors) < 2 * recording.GPS_NOISE and np.abs(np.mean(errors, 0)).max() < 2 * recording.GPS_NOISE
+
+
+def test_cities_made_at_once_are_all_in_the_file_of_splits(tmp_path):
+    path = tmp_path / mapillary_files.SPLIT_FILE
+    names = [f"made_{i}" for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: mapillary_files._add_to_splits(path, name, {"train": [1], "val": [2]}), names))
+    splits = json.loads(path.read_text())
+    assert set(splits["train"]) == set(splits["val"]) == set(names) and set(tmp_path.iterdir()) == {path}
 
 
 def test_views_of_a_panorama_look_in_four_directions(mgl):

@@ -138,6 +138,8 @@ BAD_CAMERAS = {
     "params": {"params": [1, 2, 3]},
     "null": {"params": None},
     "no focal length": {"params": [0, 1, 2, 3]},
+    "more memory than there is, once it is resized": {"params": [1e-3, 50, 32, 32]},
+    "a huge image": {"width": 10**6, "height": 10**6, "params": [5e5, 5e5, 5e5, 5e5]},
     "no size": {"width": 0},
     "NaN": {"width": math.nan},
 }

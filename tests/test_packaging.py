@@ -11,11 +11,12 @@ import pytest
 import mdps
 
 ROOT = Path(__file__).parents[1]
+WITHOUT_CUDA = {"MDPS_CUDA": "OFF"}
 
 
 def python(code, *path, cwd=None):
-    """Run code in a new interpreter that finds `path` first."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    """Run code in a new interpreter that finds `path` first; what is built there is built without CUDA."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **WITHOUT_CUDA}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=900)
 
@@ -38,20 +39,21 @@ def test_a_library_for_another_python(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sdist", "wheel"])
-def test_build_and_install(kind, tmp_path):
+def test_from_a_source_distribution_without_cuda(tmp_path):
+    """Packed, unpacked, built without CUDA whether nvcc is here or not, installed and used."""
     pytest.importorskip("scikit_build_core")
     pytest.importorskip("pybind11")
     source = tmp_path / "source"
     skip = shutil.ignore_patterns(".git", ".venv", "build", "_site", "runs", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, source, ignore=skip)
-    made = python(f"from scikit_build_core import build; print(build.build_{kind}({str(tmp_path)!r}))", cwd=source)
+    made = python(f"from scikit_build_core import build; print(build.build_sdist({str(tmp_path)!r}))", cwd=source)
     assert made.returncode == 0, made.stderr
     package = tmp_path / made.stdout.strip().splitlines()[-1]
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", tmp_path / "site"]
-    installed = subprocess.run([sys.executable, "-m", "pip", "install", *options, package], capture_output=True, text=True)
+    command = [sys.executable, "-m", "pip", "install", *options, package]
+    installed = subprocess.run(command, env={**os.environ, **WITHOUT_CUDA}, capture_output=True, text=True)
     assert installed.returncode == 0, installed.stderr
     assert (tmp_path / "site/mdps/py.typed").exists() and (tmp_path / "site/mdps/ops/py.typed").exists()
     code = "import mdps.ops, torch; print(mdps.__file__, mdps.ops.normalize_log_weights(torch.zeros(1, 4)).ess.item())"
-    done = python(code, tmp_path / "site", cwd=tmp_path)
-    assert done.stdout.split() == [str(tmp_path / "site/mdps/__init__.py"), "4.0"], done.stderr
+    done = python(f"{code}; print(mdps.build_info()['cuda'] or 'without')", tmp_path / "site", cwd=tmp_path)
+    assert done.stdout.split() == [str(tmp_path / "site/mdps/__init__.py"), "4.0", "without"], done.stderr

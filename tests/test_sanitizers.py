@@ -35,6 +35,9 @@ def install(folder: Path, **defines: str) -> Path:
     environment = {**os.environ, "CC": "gcc", "CXX": "g++"}
     built = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert built.returncode == 0, built.stderr
+    (library,) = (folder / "site/mdps").glob("_C*.so")
+    for sanitizer in set(defines.get("MDPS_SANITIZE", "").split(",")) & {"address", "thread"}:
+        assert f"__{sanitizer[0]}san_init".encode() in library.read_bytes(), f"{library} is not instrumented"
     return folder / "site"
 
 

@@ -126,7 +126,7 @@ STAGES = [
     ("mdpf-shared-bandwidth", "paper", 1),
 ]
 STAGES += [(method, "paper", 2) for method in ("tg-pf", "sr-pf", "concrete-pf", "mdpf-backward")]
-STAGES += [("mdpf-shared-bandwidth", "paper", 1), ("ffbs", "paper", 2), ("tfs", "paper", 2), ("ot-pf", "paper", 2)]
+STAGES += [("ffbs", "paper", 2), ("tfs", "paper", 2), ("ot-pf", "paper", 2)]
 
 
 @pytest.mark.parametrize("method, stages, n", STAGES)

@@ -39,6 +39,7 @@ import numpy as np
 import staged
 import torch
 from configuration import ConfigurationError, option
+from files import write_whole
 from staged import mix
 from torch import Tensor
 
@@ -262,7 +263,7 @@ def run(c: Configuration, output: Path) -> dict[str, Any]:
                 file.write(json.dumps(done[start, index]) + "\n")
             print(f"sequence {index + 1}/{c.n_sequences}, start {start}: {seconds:.1f} s of processor time", flush=True)
     record = _record(c, done)
-    configuration.write_whole(output, json.dumps(record, indent=1) + "\n")
+    write_whole(output, json.dumps(record, indent=1) + "\n")
     partial.unlink()
     return record
 

@@ -27,6 +27,7 @@ import reproduce
 import staged
 import torch
 from configuration import ConfigurationError, option
+from files import whole, write_whole
 from methods import METHODS, Tracker, fitting, stages
 from staged import mix
 from torch import Tensor
@@ -216,7 +217,7 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices:
     if not first:
         return records
     for run, own, tracker, sequences in zip(runs, folders, trackers, data.sets["evaluation"]):
-        with configuration.whole(own / "model.pt") as unfinished:
+        with whole(own / "model.pt") as unfinished:
             torch.save({"configuration": dataclasses.asdict(run), "state_dict": tracker.state_dict()}, unfinished)
         seconds = (time.monotonic() - started) / runs_at_once
         records.append(_finish(tracker, sequences, own, run.seed, "metrics.json", seconds))
@@ -257,7 +258,7 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
         record["seconds_of_this_call"] = seconds
         record["peak_memory_mb"] = staged.peak_memory_mb()
         record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
-    configuration.write_whole(folder / name, json.dumps(record, indent=2))
+    write_whole(folder / name, json.dumps(record, indent=2))
     print("\n" + table(results) + "\n")
     place = folder if seconds is not None else folder / Path(name).stem
     figures.draw_run(place, staged.read_history(folder), tracker, sequences, seed)

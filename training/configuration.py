@@ -7,12 +7,11 @@ and the copy in the run folder all follow from that.
 import argparse
 import dataclasses
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from files import write_whole
 
 C = TypeVar("C")
 
@@ -99,20 +98,6 @@ def refuse_another(configuration: Any, folder: Path) -> None:
                 f"output: {folder} holds a run with another {', '.join(changed)}; "
                 "expected the same configuration, or another --output"
             )
-
-
-@contextmanager
-def whole(path: str | Path) -> Iterator[Path]:
-    """Where to write a file so that there is never half of it, whenever the program is killed; it then gets its name."""
-    unfinished = Path(f"{path}.unfinished")
-    yield unfinished
-    os.replace(unfinished, path)
-
-
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a text so that there is never half of it."""
-    with whole(path) as unfinished:
-        unfinished.write_text(text)
 
 
 def _flag_type(field):

@@ -29,6 +29,7 @@ import localization_panels as panels
 import staged
 import torch
 from configuration import ConfigurationError, option
+from files import whole
 from localization_base import Belief, Localization
 from localization_data import Data, refuse_seen
 from localization_methods import METHODS, SmootherExperiment, stages, start_from_encoders
@@ -185,7 +186,7 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
         staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator, devices)
     if not first:
         return []
-    with configuration.whole(folder / "model.pt") as unfinished:
+    with whole(folder / "model.pt") as unfinished:
         torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, unfinished)
     if isinstance(model, SmootherExperiment):
         Localizer(model.model, long.source.image).save(folder / "localizer.pt")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from configuration import whole
+from files import whole
 from localization_figures import STYLE, plt
 from localization_scene import (
     MODE,

@@ -27,7 +27,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-from configuration import write_whole
+from files import write_whole
 
 FORMAT = "mdps localization result 1"
 STYLE = {

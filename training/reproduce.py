@@ -32,6 +32,7 @@ import staged
 import sweep
 import torch
 from configuration import ConfigurationError
+from files import write_whole
 from methods import METHODS, fitting
 
 PROGRAM = Path(__file__).with_name("bearings_only.py")
@@ -207,7 +208,7 @@ def write_record(run: Run, program: ModuleType) -> None:
     record["epochs"] = sum(stage["epochs"] for stage in record["stages"])
     record["hours"] = sum(stage["hours"] for stage in record["stages"])
     run.record.parent.mkdir(parents=True, exist_ok=True)
-    configuration.write_whole(run.record, json.dumps(record, indent=2) + "\n")
+    write_whole(run.record, json.dumps(record, indent=2) + "\n")
 
 
 def machine() -> str:

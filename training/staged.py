@@ -30,7 +30,8 @@ with warnings.catch_warnings():
 
 import torch
 import torch.distributed as dist
-from configuration import ConfigurationError, whole, write_whole
+from configuration import ConfigurationError
+from files import whole, write_whole
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 

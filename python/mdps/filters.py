@@ -33,7 +33,7 @@ from .sequences import (
     returned,
     stands_for_calls,
     time_seeds,
-    whole,
+    whole_number,
 )
 from .state_space import StateSpace
 
@@ -196,7 +196,7 @@ class ParticleFilter(nn.Module):
         minimum_bandwidth: float | Sequence[float] = 0.01,
     ) -> None:
         super().__init__()
-        n_particles = whole("n_particles", n_particles, 1)
+        n_particles = whole_number("n_particles", n_particles, 1)
         if resampling not in SCHEMES:
             raise ValueError(f"resampling: expected one of {list(SCHEMES)}, got {resampling!r}")
         self.space, self.n_particles, self.reverse, self.resampling = space, n_particles, reverse, resampling

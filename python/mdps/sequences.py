@@ -115,7 +115,7 @@ def returned(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) ->
     return value
 
 
-def whole(name: str, value: int, least: int) -> int:
+def whole_number(name: str, value: int, least: int) -> int:
     """Return an option that has to be an integer, of Python or numpy, and at least this."""
     try:
         number = index(value)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, for_sequence, masked, of_each, prepare, returned, row_seeds, whole
+from .sequences import encode, for_sequence, masked, of_each, prepare, returned, row_seeds, whole_number
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -92,7 +92,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         if proposal not in ("mixture", "union"):
             raise ValueError(f"proposal: expected 'mixture' or 'union', got {proposal!r}")
         union = forward_filter.n_particles + backward_filter.n_particles
-        n_particles = whole("n_particles", union if n_particles is None else n_particles, 2)
+        n_particles = whole_number("n_particles", union if n_particles is None else n_particles, 2)
         if proposal == "union" and n_particles != union:
             raise ValueError(f"n_particles: expected {union}, the particles of both filters, got {n_particles}")
         if not 0 < mixing < 1:

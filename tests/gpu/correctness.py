@@ -249,7 +249,14 @@ def sanitizer(tool: str) -> Callable[[Run], Iterator[Row]]:
             options += ["--report-api-errors", "no"] if tool == "memcheck" else []
             check = [sys.executable, str(Path(__file__).with_name("check.py")), "--stage", "small", "--part", f"{folder}/part"]
             environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            done = subprocess.run([program, *options, *check], env=environment, capture_output=True, text=True)
+            try:
+                done = subprocess.run(
+                    [program, *options, *check], env=environment, capture_output=True, text=True, timeout=run.left()
+                )
+            except subprocess.TimeoutExpired as late:
+                output = (late.stdout or b"").decode(errors="replace")[-2000:]
+                yield {"name": tool, "ok": False, "error": f"stopped after {late.timeout:.0f} s", "output": output}
+                return
             log = Path(folder, "log").read_text() if Path(folder, "log").exists() else ""
         yield verdict(tool, done.returncode, log, done.stdout + done.stderr)
 
@@ -259,7 +266,8 @@ def sanitizer(tool: str) -> Callable[[Run], Iterator[Row]]:
 def verdict(tool: str, status: int, log: str, output: str) -> Row:
     """The row of a sanitizer's run: its exit status is 99 where it found something, the program's own otherwise."""
     if "not supported" in log + output and status != 0:
-        return {"name": tool, "ok": None, "note": "not available on this device"}
+        reason = next(line for line in (log + output).splitlines() if "not supported" in line)
+        return {"name": tool, "ok": None, "note": f"not available on this device: {reason.strip()[:300]}"}
     row: Row = {"name": tool, "ok": status == 0, "summary": (log.strip().splitlines() or [""])[-1]}
     return row if status == 0 else {**row, "status": status, "log": log[:4000], "output": output[-2000:]}
 

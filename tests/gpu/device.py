@@ -61,9 +61,13 @@ def capture(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = call()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            out = call()
+    except BaseException:
+        torch.cuda.set_stream(stream)  # where its end fails too, torch leaves the capture's own stream the current one
+        raise
     return graph.replay, out
 
 

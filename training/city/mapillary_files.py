@@ -4,11 +4,14 @@ Every third drive is of panoramas, which become four views of 90 degrees, each d
 camera that looks ahead. The poses in the file are exact, gps_position and compass_angle are not.
 """
 
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from files import write_whole
 from numpy.typing import NDArray
 
 from city import recording
@@ -49,15 +52,21 @@ def write(root: Path, name: str, scene: Scene, raster: RasterMap, size: recordin
         parts["val" if k % VALIDATION_EVERY == 1 else "train"] += range(first, first + len(path.seconds))
         n_images += sum(len(s["views"]) for s in sequences.values())
     _add_to_splits(root / SPLIT_FILE, name, parts)
-    (folder / "dump.json").write_text(json.dumps(dump), encoding="utf-8")
+    write_whole(folder / "dump.json", json.dumps(dump))
     return n_images
 
 
 def _add_to_splits(path: Path, name: str, parts: dict[str, list[int]]) -> None:
-    splits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {part: {} for part in parts}
-    for part, ids in parts.items():
-        splits[part][name] = ids
-    path.write_text(json.dumps(splits), encoding="utf-8")
+    """One city at a time, which others that are being made wait for."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        splits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {part: {} for part in parts}
+        for part, ids in parts.items():
+            splits[part][name] = ids
+        write_whole(path, json.dumps(splits))
+    finally:
+        os.close(folder)
 
 
 def _panoramas(

@@ -41,6 +41,16 @@ class Camera(NamedTuple):
         """K, (3, 3)."""
         return np.array([[self.fx, 0, self.cx], [0, self.fy, self.cy], [0, 0, 1]], float)
 
+    @property
+    def is_sensible(self) -> bool:
+        """Whether the size is an image's, of at most 2^28 pixels, and the focal lengths are such that it sees 1 to 170 degrees.
+
+        Images are resized to a focal length: a wrong one may ask for more memory than there is.
+        """
+        sides = (self.width, self.fx, self.cx), (self.height, self.fy, self.cy)
+        seen = all(size >= 1 and size / 24 < focal < 60 * size and abs(centre) < 1e6 for size, focal, centre in sides)
+        return seen and self.width * self.height <= 2**28
+
     def scaled(self, width: int, height: int) -> "Camera":
         """Return the camera of the same image resized to this size: the corners of the image stay its corners."""
         x, y = width / self.width, height / self.height

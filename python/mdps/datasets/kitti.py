@@ -153,11 +153,10 @@ def read_calibration(folder: str | Path, camera: int = 2) -> Calibration:
     velo, imu = (_entries(folder / f"calib_{name}.txt", {"R": 9, "T": 3}) for name in ("velo_to_cam", "imu_to_velo"))
     projection, rectified = cam[f"P_rect_{camera:02}"].reshape(3, 4), cam["R_rect_00"].reshape(3, 3)
     width, height = cam[f"S_rect_{camera:02}"]
-    intrinsics = [float(projection[i]) for i in ((0, 0), (1, 1), (0, 2), (1, 2))]
-    if not (
-        min(intrinsics[:2]) > 0 and max(map(abs, intrinsics)) < 1e6 and min(width, height) >= 1 and max(width, height) < 1e5
-    ):
-        raise DataError(f"{folder / 'calib_cam_to_cam.txt'}: expected a size and focal lengths above 0, in pixels")
+    pinhole = Camera(int(width), int(height), *(float(projection[i]) for i in ((0, 0), (1, 1), (0, 2), (1, 2))))
+    if not pinhole.is_sensible:
+        file = folder / "calib_cam_to_cam.txt"
+        raise DataError(f"{file}: expected a size in pixels, and focal lengths that see 1 to 170 degrees")
     to_cam = velo["R"].reshape(3, 3)
     with np.errstate(all="ignore"):
         rotation = rectified @ to_cam @ imu["R"].reshape(3, 3)
@@ -169,7 +168,7 @@ def read_calibration(folder: str | Path, camera: int = 2) -> Calibration:
         is_rigid = np.abs(rotation @ rotation.T - np.eye(3)).max() < 1e-2 and np.abs(translation).max() < MOST_LEVER
     if not is_rigid:  # NaN neither
         raise DataError(f"{folder}: expected calibrations that are rotations, and less than {MOST_LEVER:.0f} m")
-    return Calibration(Camera(int(width), int(height), *intrinsics), rotation, translation)
+    return Calibration(pinhole, rotation, translation)
 
 
 def camera_poses(xy: Array, angles: Array, calibration: Calibration) -> tuple[Array, Array]:

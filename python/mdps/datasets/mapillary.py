@@ -205,14 +205,13 @@ def _cameras(cameras: dict[str, Any], problems: Problems) -> dict[str, Camera]:
                 raise DataError(f"model: expected 'PINHOLE', got {str(entry.get('model'))[:20]!r}")
             fx, fy, cx, cy = numbers(entry.get("params"), "params", (4,))
             width, height = number(entry.get("width"), "width"), number(entry.get("height"), "height")
-            if not (
-                min(width, height) >= 1 and max(width, height) < 1e5 and min(fx, fy) > 0 and max(fx, fy, abs(cx), abs(cy)) < 1e6
-            ):
-                raise DataError("width, height, params: expected a size, and focal lengths above 0, in pixels")
+            camera = Camera(int(width), int(height), fx, fy, cx - 0.5, cy - 0.5)
+            if not camera.is_sensible:
+                raise DataError("width, height, params: expected a size in pixels, and focal lengths that see 1 to 170 degrees")
         except DataError as error:
             problems.add(f"camera left out ({error})", name)
             continue
-        usable[name] = Camera(int(width), int(height), fx, fy, cx - 0.5, cy - 0.5)
+        usable[name] = camera
     return usable
 
 

@@ -40,8 +40,9 @@ def camera(camera: Camera | ArrayLike | None, pixels: NDArray[np.uint8]) -> Came
             raise ValueError(f"camera: expected that of an image of {size} pixels, got {camera.width, camera.height}")
         camera = camera[2:]
     given = Camera(*size, *numbers("camera", camera, 4))
-    if not (given.fx > 0 and given.fy > 0):
-        raise ValueError(f"camera: expected focal lengths above 0, got fx = {given.fx}, fy = {given.fy}")
+    if not given.is_sensible:
+        expected = f"focal lengths that see 1 to 170 degrees of {size[0]} x {size[1]} pixels"
+        raise ValueError(f"camera: expected {expected}, got fx = {given.fx}, fy = {given.fy}, cx = {given.cx}, cy = {given.cy}")
     return given
 
 

@@ -32,7 +32,7 @@ from ..maps import AREAS, NODES, WAYS, RasterMap
 from ..maps.errors import DataError
 from ..maps.raster_map import check_groups
 from ..mixture import Mixture
-from ..sequences import whole
+from ..sequences import whole_number
 from ..smoothers import SmootherBeliefs
 from . import inputs
 from .batch import Batch, anywhere, around, to_batch
@@ -185,7 +185,7 @@ class Localizer:
         self._check_resolution(raster.pixels_per_metre)
         x, y, heading = inputs.numbers("pose", pose, 3)
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
-        n_first = whole("n_first", n_first, 1)
+        n_first = whole_number("n_first", n_first, 1)
         places, _, run = self._seeds(seed)
         middle = raster.box.centre
         about = torch.tensor([[x - middle[0], y - middle[1], heading]], dtype=self._dtype, device=run.device)
@@ -282,7 +282,7 @@ class Localizer:
                 training; another argument.
         """
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
-        n_first, n_last = whole("n_first", n_first, 1), whole("n_last", n_last, 1)
+        n_first, n_last = whole_number("n_first", n_first, 1), whole_number("n_last", n_last, 1)
         batch = sequence if isinstance(sequence, Batch) else to_batch(sequence)
         self._check_resolution(batch.pixels_per_metre)
         if batch.images.shape[-2:] != (self.image.height, self.image.width):
