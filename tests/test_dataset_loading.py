@@ -8,7 +8,7 @@ import torch
 from small_scenes import make_kitti, make_mapillary, picture, rotation, small_map
 from torch.utils.data import DataLoader
 
-from mdps.datasets import DataError, FreshDraws, ImageFormat, OdometryNoise, SequenceDataset, kitti, mapillary
+from mdps.datasets import DataError, FreshDraws, ImageFormat, OdometryNoise, SequenceDataset, kitti, loading, mapillary
 from mdps.datasets.loading import KITTI_IMAGE, MAPILLARY_IMAGE, draw_crop, start_worker
 from mdps.datasets.odometry import KITTI_NOISE, MAPILLARY_NOISE
 from mdps.datasets.sequences import runs
@@ -180,6 +180,27 @@ def test_unreadable_images_are_not_observed(tmp_path, caplog):
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == 5 and all("\n" not in line and f"{1001 + i}_front.jpg" in line for i, line in enumerate(lines))
     assert "expected the camera's proportions, 64 x 64, got 80 x 60" in lines[4]
+
+
+def test_few_images_are_decoded_once(scene, monkeypatch):
+    decoded = []
+
+    def load_image(frame, image):
+        decoded.append(frame.name)
+        return loading_image(frame, image)
+
+    loading_image = loading.load_image
+    monkeypatch.setattr(loading, "load_image", load_image)
+    items = dataset(scene)
+    first, again = items[0, 0], items[0, 1]
+    assert len(decoded) == 10 and torch.equal(first["image"], again["image"])
+    assert not torch.equal(first["odometry"], again["odometry"])
+    first["image"].zero_()
+    assert torch.equal(items[0]["image"], again["image"]) and again["image"].any()
+    monkeypatch.setattr(loading, "_KEPT_BYTES", 3 * 256 * 256 * 10)
+    many = dataset(scene)
+    assert len(many) > 1 and torch.equal(many[0]["image"], again["image"]) and len(many[0]) == len(again)
+    assert len(decoded) == 30
 
 
 def test_repeatable(scene):

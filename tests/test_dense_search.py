@@ -310,6 +310,7 @@ def peak(work):
 
 def test_memory_does_not_grow_with_the_number_of_headings(monkeypatch):
     monkeypatch.setattr(dense_search, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(dense_search, "_KEPT_BYTES", 1)
     grid, map, view = places(B=1, C=2, height=40, width=44)
     map.features.requires_grad_()
     searches = [DenseSearch(grid, K).to(F64) for K in (8, 64)]
@@ -317,6 +318,17 @@ def test_memory_does_not_grow_with_the_number_of_headings(monkeypatch):
         work(searches[0])
         few, many = (peak(lambda: work(s)) for s in searches)
         assert many < 1.05 * few < 64 * 40 * 44 * 8
+
+
+def test_kept_slices_and_those_computed_again_have_the_same_gradients(monkeypatch):
+    grid, map, view = places(B=2, C=3, height=40, width=44)
+    search, truth = DenseSearch(grid, 16).to(F64), torch.tensor([[1.0, 2.0, 0.3], [-3.0, 4.0, -2.0]], dtype=F64)
+    wanted = [map.features.requires_grad_(), view.features.requires_grad_(), search.log_temperature]
+    gradients = []
+    for kept in (2**29, 0):
+        monkeypatch.setattr(dense_search, "_KEPT_BYTES", kept)
+        gradients.append(torch.autograd.grad(search.loss(map, view, truth).sum(), wanted))
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 WHOLE_CITY = """

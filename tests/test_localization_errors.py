@@ -143,6 +143,34 @@ def test_summary_of_steps_without_an_answer():
     assert errors.summarize(given._replace(nll=None))["nll"] is None
 
 
+def test_top_poses_are_those_of_suppression_on_a_fine_grid():
+    """One broad mode along x: the highest place, then the highest of what is left 5 m beside it, and so on."""
+    x = torch.linspace(-14.0, 14.0, 29, dtype=torch.float64)
+    log_weights = (-((x - 1.2) ** 2) / (2 * 6.0**2)).log_softmax(0)
+    means = torch.stack([x, torch.full_like(x, 2.0), torch.full_like(x, math.pi - 0.1)], -1)
+    belief = Mixture(means, log_weights, torch.tensor([1.0, 1.0, 0.2], dtype=torch.float64), SPACE)
+    poses, log_densities = errors.top_poses(belief, 3)
+    assert belief.modes(3, errors.RADII)[1].tolist()[1:] == [-math.inf, -math.inf]  # the belief has one mode
+    fine, left = np.arange(-20, 20, 0.001), np.ones(len(x), bool)
+    for pose, log_density in zip(poses, log_densities):
+        near = np.exp(-((fine[:, None] - x.numpy()[left]) ** 2) / 2) / math.sqrt(2 * math.pi)
+        density = near @ log_weights.exp().numpy()[left]
+        assert abs(pose[0] - fine[density.argmax()]) < 0.01 and pose[1] == pytest.approx(2.0)
+        peak = torch.special.i0e(torch.tensor(25.0)).item()  # of the heading's kernel, and of that in y
+        expected = math.log(density.max()) - 0.5 * math.log(2 * math.pi) - math.log(2 * math.pi * peak)
+        assert float(log_density) == pytest.approx(expected, abs=1e-4)
+        left &= abs(x.numpy() - float(pose[0])) >= 5.0
+
+
+def test_top_poses_stop_where_nothing_is_left():
+    means = torch.tensor([[[0.0, 0.0, 3.1], [1.0, 2.0, -3.1]], [[0.0, 0.0, 0.0], [4.0, 4.0, 0.6]]])
+    belief = Mixture(means, torch.tensor([[0.8, 0.2], [0.6, 0.4]]).log(), torch.tensor([0.5, 0.5, 0.1]), SPACE)
+    poses, log_densities = errors.top_poses(belief, 3)
+    assert torch.isinf(log_densities).tolist() == [[False, True, True], [False, False, True]]
+    torch.testing.assert_close(poses[0], means[0, :1].expand(3, 3), atol=0.02, rtol=0)
+    torch.testing.assert_close(poses[1], means[1, [0, 1, 0]], atol=0.02, rtol=0)
+
+
 def test_estimates_of_a_belief():
     """Two places a step, the second 10 m to the East; the truth is the lower one, and 0.3 rad off."""
     places = poses([0, 0, 0.0], [10, 0, NORTH]).expand(2, 4, 2, 3)

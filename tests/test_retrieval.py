@@ -63,6 +63,7 @@ def test_encoders_give_unit_vectors_in_the_frame_of_the_map():
     assert codes.shape == (2, 3, 16)
     torch.testing.assert_close(codes.norm(dim=-1), torch.ones(2, 3, dtype=F64))
     torch.testing.assert_close(codes[1, 2], net.encode_images(images[1, 2:])[0])
+    torch.testing.assert_close(net.encode_images(images, chunk=4), codes)
 
 
 def test_volume_at_the_four_directions_is_32_cosines():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mdps.localization import BirdsEyeView, Grid, centred_map
+from mdps.localization import BirdsEyeView, Grid, centred_map, errors
 from mdps.localization.dense_search import DenseSearch
 from mdps.localization.volumes import SearchResult
 from mdps.localization.windows import crop, search_sliding_window, search_true_window
@@ -173,8 +173,25 @@ def test_frames_that_nobody_observes_are_not_searched():
         run = whole(searcher)
         assert len(searcher.windows) == 10
         torch.testing.assert_close(run.poses[:, 0, 0], truth[:, 0])
-        assert run.log_probs[:, 5].tolist() == [[0.0, -math.inf]] * 2 and run.log_normalizer[:, 5].tolist() == [0.0, 0.0]
+        assert (run.log_normalizer[:, [0, 5]] == 0).all()
         assert (run.poses[:, :, 0, :2] - truth[..., :2]).abs().max() <= 0.25 + 1e-9
+
+
+def test_the_truth_is_no_estimate():
+    """Where a window lies around it and nothing was seen: at the start, and always in windows at the truth."""
+    map, (truth, actions) = numbered(height=120, width=120), trajectory()
+    observed = torch.ones(2, 12, dtype=torch.bool)
+    observed[:, [0, 5]], observed[1, 1] = False, False
+    options = {"observed": observed, "size": 8.0, "k": 2}
+    sliding = search_sliding_window(Nearest(), map, truth.unbind(1), truth[:, 0], actions, **options)
+    at_truth = search_true_window(Nearest(), map, truth.unbind(1), truth, **options)
+    has = observed.cumsum(1) > 0
+    assert torch.equal(sliding.log_probs[..., 0] > -math.inf, has) and has[:, 5].all() and not has[1, 1]
+    assert torch.equal(at_truth.log_probs[..., 0] > -math.inf, observed)
+    hidden = errors.pose_errors(at_truth.poses[..., 0, :], truth).position[~observed]
+    assert (hidden == 0).all()  # what would have been counted
+    best = errors.best_jointly(at_truth.poses, truth, at_truth.log_probs).position
+    assert (best[~observed] == math.inf).all()
 
 
 def test_dense_search_in_a_window_is_dense_search_of_that_piece_of_map():

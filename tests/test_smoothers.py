@@ -212,7 +212,9 @@ def test_ends_are_the_particles_that_were_given():
     torch.testing.assert_close(beliefs.backward.predicted.means[rows, lengths - 1], POSE.wrap(data["final"]))
 
 
-def test_unobserved_steps_have_a_code_of_zeros():
+def test_where_nothing_was_observed_the_filters_decide():
+    """The weights are m_f m_b / q there, by hand, whatever the likelihood makes of a code of zeros."""
+
     class Spy(Agreement):
         def forward(self, particles, observation, log_forward, log_backward):
             self.seen = observation
@@ -229,7 +231,11 @@ def test_unobserved_steps_have_a_code_of_zeros():
     beliefs = s(**data, observed=observed)
     assert (s.likelihood.seen.view(4, 6, 3)[1, 2] == 0).all()
     assert (s.likelihood.seen.view(4, 6, 3)[observed] != 0).all()
-    assert beliefs.smoothed.log_weights.isfinite().all()
+    log_f, log_b = (mixture_log_prob(beliefs.smoothed.means[:, 2], m.predicted, 2) for m in beliefs[1:3])
+    want = (log_f + log_b - torch.logaddexp(log_f, log_b)).log_softmax(-1)[1]
+    torch.testing.assert_close(beliefs.smoothed.log_weights[1, 2].double(), want, rtol=1e-4, atol=1e-4)
+    zero = s(**data | {"observations": torch.where(observed[..., None], data["observations"], 0.0)})
+    assert (beliefs.smoothed.log_weights[1, 2] - zero.smoothed.log_weights[1, 2]).abs().max() > 0.1
 
 
 def test_stages():

@@ -265,7 +265,8 @@ class RetrievalExperiment(Localization):
         return found | {"filter": estimates_of(belief, batch.poses)}
 
     def _encode(self, batch: Batch) -> tuple[MapFeatures, Tensor]:
-        return self.retrieval.encode_map(batch.classes, batch.pixels_per_metre), self.retrieval.encode_images(batch.images)
+        codes = self.retrieval.encode_images(batch.images, chunk=self.c.chunk or None)
+        return self.retrieval.encode_map(batch.classes, batch.pixels_per_metre), codes
 
 
 class _Odometry(nn.Module):

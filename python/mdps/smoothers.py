@@ -34,6 +34,7 @@ class SmootherLikelihood(Protocol):
 
         B is the number of sequences times that of steps. Far from every particle the log-densities are finite but may be
         as low as -1e6: a network should squash them. With true models, log l = log p(y | x) + log m_f + log m_b - log gamma.
+        What is returned for a step at which nothing was observed is not used.
         """
 
 
@@ -121,7 +122,7 @@ class MixtureDensityParticleSmoother(nn.Module):
             final: (B, N_b, D): particles at each sequence's last time, lengths - 1; what the backward filter predicts there.
                 Of both there may be other numbers than of the filters' particles, but not with proposal="union".
             observations, actions, lengths, observed, seed: as for `MixtureDensityParticleFilter.forward`. Where nothing was
-                observed, the weight network sees an observation code of zeros.
+                observed, the weight network has no say: l = m_f m_b, which is exact where gamma is uniform.
         """
         return smooth_together([self], [initial], [final], [observations], actions, lengths, observed, [seed])[0]
 
@@ -242,6 +243,9 @@ def _smooth(
     )
     log_l = for_sequence([s.likelihood for s in smoothers])(x, torch.cat(codes).flatten(0, 1), log_f, log_b)
     log_l = returned("likelihood", log_l, log_q.shape, log_q.dtype)
+    if sequences[0].observed is not None:
+        seen = torch.cat([s.observed for s in sequences if s.observed is not None]).view(-1, 1)
+        log_l = torch.where(seen, log_l, log_f + log_b)
     log_weights, log_sum, _ = ops.normalize_log_weights(log_l - log_q.detach() if first.divide_by_proposal else log_l)
     collapsed = (log_sum == -math.inf).view(n, batch, T)
     if lengths is not None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from ..maps import Box, RasterMap
 from ..maps.errors import DataError, opencv
@@ -29,6 +29,8 @@ from .reading import read_image
 from .scene import Frame
 from .sequences import Run
 
+_KEPT_BYTES = 2**28
+"""Of decoded images, if they may stay in memory."""
 MARGIN = 32.0
 """Metres of map around every pose, as far as the networks look."""
 
@@ -107,6 +109,8 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         self.left_out = [run for run, is_inside in zip(sequences, fits) if not is_inside]
         self.maps = {scene: maps[scene] for scene in sorted({run.scene for run in self.sequences})}  # workers get a copy
         self.image, self.crop_metres, self.noise, self.seed = image, crop_metres, noise, seed
+        pixels = image.width * image.height * sum(len(run.frames) for run in self.sequences)
+        self._kept: dict[int, dict[str, Tensor]] | None = {} if 3 * pixels <= _KEPT_BYTES else None
         self.has_shifts = bool(self.sequences) and all(f.shift is not None for run in self.sequences for f in run.frames)
 
     def __len__(self) -> int:
@@ -119,7 +123,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         crop, pose, uv_pose = self._place(run, random)
         position_noise = self.noise.metres * crop.pixels_per_metre
         odometry = noisy_odometry(uv_pose, position_noise, np.radians(self.noise.degrees), random)
-        item = self._images(run)
+        item = {name: tensor.clone() for name, tensor in self._images(i).items()}
         seconds = np.array([frame.seconds for frame in run.frames])
         item |= {
             "pose": _float32(pose),
@@ -144,7 +148,15 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         uv_pose = np.concatenate([crop.to_pixels(xy), wrap_radians(-heading)[:, None]], 1)
         return crop, np.concatenate([xy, heading[:, None]], 1), uv_pose
 
-    def _images(self, run: Run) -> dict[str, Any]:
+    def _images(self, i: int) -> dict[str, Tensor]:
+        """Images are the same at every draw: few of them are decoded once, unless processes would each keep their own."""
+        if self._kept is None or get_worker_info() is not None:
+            return self._decode(self.sequences[i])
+        if i not in self._kept:
+            self._kept[i] = self._decode(self.sequences[i])
+        return self._kept[i]
+
+    def _decode(self, run: Run) -> dict[str, Tensor]:
         width, height, _ = self.image
         image = np.zeros((len(run.frames), 3, height, width), np.uint8)
         camera, observed = np.zeros((len(run.frames), 4)), np.zeros(len(run.frames), bool)

@@ -110,12 +110,16 @@ def resample_columns(polar: Tensor, focal_length: Tensor, centre: Tensor, grid: 
     u = centre[:, None, None] + focal_length[:, None, None] * x / z
     n_columns = polar.size(2)
     seen = (u > -EDGE) & (u < n_columns - 1 + EDGE)
-    return (_hats(u, n_columns) * seen[..., None]) @ polar, seen
+    return _hats(torch.where(seen, u, -2.0), n_columns) @ polar, seen
 
 
 def _hats(position: Tensor, n: int) -> Tensor:
-    """Weights (..., n) of linear interpolation at positions (...) between n values at 0, 1, ..."""
-    return (1 - (position[..., None] - torch.arange(n, dtype=position.dtype, device=position.device)).abs()).clamp(min=0)
+    """Weights (..., n) of linear interpolation at positions (...) between n values at 0, 1, ...; at most two are not 0."""
+    at, weights = position.unsqueeze(-1), position.new_zeros(*position.shape, n)
+    low = at.floor().nan_to_num().clamp(0, max(n - 2, 0))
+    for place in (low, low + 1)[:n]:
+        weights.scatter_(-1, place.long(), (1 - (at - place).abs()).clamp(min=0))
+    return weights
 
 
 class _Bottleneck(nn.Module):

@@ -27,6 +27,8 @@ from .volumes import Region, SearchResult, best_poses, negative_log_prob
 
 _CHUNK_BYTES = 2**24
 """Of the spectra of the views that are rotated together, unless those of one rotation are larger."""
+_KEPT_BYTES = 2**29
+"""Of the spectra of all rotated views, if they may be kept for the gradient."""
 
 
 class DenseSearch(nn.Module):
@@ -83,7 +85,8 @@ class DenseSearch(nn.Module):
 
         The log-probability, normalised over all cells, is interpolated linearly in x, y and heading, which wraps around. A
         position outside of the map counts as the nearest in it; a truth that is not finite has a NaN loss. Gradients reach
-        the map, the view and the temperature; slices are computed again for them, so that memory stays that of `search`.
+        the map, the view and the temperature; for these, slices are kept where the spectra of all K views have at most 512 MB,
+        else computed again, so that memory stays that of `search`.
 
         Raises: as `search`.
         """
@@ -109,10 +112,12 @@ class _Correlation:
         self.reach_v, self.reach_u = min(self.reach, self.height - 1), min(self.reach, self.width - 1)
         self.size = _fast_length(self.height + self.reach_v), _fast_length(self.width + self.reach_u)
         self.spectrum = torch.fft.rfft2(features, s=self.size)
+        self._bytes = self.spectrum.numel() * self.spectrum.element_size()
+        self.is_small = self.n_rotations // 2 * self._bytes <= _KEPT_BYTES
 
     def chunks(self) -> list[list[int]]:
         half = self.n_rotations // 2
-        step = max(1, _CHUNK_BYTES // (self.spectrum.numel() * self.spectrum.element_size()))
+        step = max(1, _CHUNK_BYTES // self._bytes)
         firsts = [range(start, min(start + step, half)) for start in range(0, half, step)]
         return [[*first, *(r + half for r in first)] for first in firsts]
 
@@ -120,29 +125,32 @@ class _Correlation:
         half = self.n_rotations // 2
         firsts = sorted({r % half for r in rotations})
         rows = slice(None) if row is None else slice(row, row + 1)
-        kernels = torch.fft.rfft(self._kernels(firsts, rows), n=self.size[1])
-        kernels = torch.fft.fft(kernels, n=self.size[0], dim=-2)
+        kernels, count = self._kernels(firsts, rows)
+        kernels = torch.fft.fft(torch.fft.rfft(kernels, n=self.size[1]), n=self.size[0], dim=-2)
         back, ahead = _Products.apply(kernels, self.spectrum[rows])
         back, ahead = self._crop(back, self.reach_v, self.reach_u), self._crop(ahead, -self.reach_v, -self.reach_u)
         places = {r: i for i, r in enumerate([*firsts, *(r + half for r in firsts)])}
-        return torch.cat([ahead, back], 1)[:, [places[r] for r in rotations]] * self.temperature
+        logits = torch.cat([ahead, back], 1) * (self.temperature / count).repeat(1, 2)[..., None, None]
+        return logits[:, [places[r] for r in rotations]]
 
     def _crop(self, product: Tensor, first_v: int, first_u: int) -> Tensor:
         """Signals of spectra (..., Nv, Nu), from this row and column on, which are counted around: (..., H, W)."""
         rows = torch.fft.ifft(product, dim=-2).roll(-first_v, -2)[..., : self.height, :]
         return torch.fft.irfft(rows, n=self.size[1]).roll(-first_u, -1)[..., : self.width]
 
-    def _kernels(self, rotations: Sequence[int], rows: slice) -> Tensor:
-        """Views turned to headings, over the pixels around the vehicle: (B, R, C, 2 reach_v + 1, 2 reach_u + 1)."""
+    def _kernels(self, rotations: Sequence[int], rows: slice) -> tuple[Tensor, Tensor]:
+        """Views turned to headings, over the pixels around the vehicle: (B, R, C, 2 reach_v + 1, 2 reach_u + 1); (B, R) cells.
+
+        The scores are divided by how many cells are seen: two planes a view, where the views themselves would be C.
+        """
+        where, R = self._coordinates(rotations, self.template), len(rotations)
         template, valid = self.template[rows], self.valid[rows]
-        B, C, R = *template.shape[:2], len(rotations)
-        where = self._coordinates(rotations, template)
-        stacked = torch.cat([template, valid.unsqueeze(1)], 1).flatten(0, 1)
-        turned = F.grid_sample(stacked.expand(R, *stacked.shape), where, align_corners=False).unflatten(1, (B, C + 1))
-        count = turned[:, :, -1].sum((-2, -1)).clamp_min(1)
+        flat = template.flatten(0, 1)
+        turned = F.grid_sample(flat.expand(R, *flat.shape), where, align_corners=False).unflatten(1, template.shape[:2])
+        count = F.grid_sample(valid.expand(R, *valid.shape), where, align_corners=False).sum((-2, -1)).clamp_min(1)
         v, u = self.reach - self.reach_v, self.reach - self.reach_u
-        inner = turned[:, :, :-1, v : turned.size(-2) - v, u : turned.size(-1) - u]
-        return (inner / count[..., None, None, None]).transpose(0, 1)
+        inner = turned[..., v : turned.size(-2) - v, u : turned.size(-1) - u]
+        return inner.transpose(0, 1), count.T
 
     def _coordinates(self, rotations: Sequence[int], like: Tensor) -> Tensor:
         """Where the pixels around a vehicle lie in its view, as `grid_sample` has it: (R, 2 reach + 1, 2 reach + 1, 2)."""
@@ -213,11 +221,11 @@ def _check(grid: Grid, map: MapFeatures, view: BirdsEyeView) -> tuple[Tensor, Te
 
 
 def _fast_length(n: int) -> int:
-    """The smallest even number from n on whose only prime factors are 2, 3 and 5."""
+    """The smallest even number from n on whose only prime factors are 2, 3, 5 and 7."""
     while True:
         n += n % 2
         rest = n
-        for prime in (2, 3, 5):
+        for prime in (2, 3, 5, 7):
             while rest % prime == 0:
                 rest //= prime
         if rest == 1:

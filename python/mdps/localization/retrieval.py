@@ -88,9 +88,10 @@ class Retrieval(nn.Module):
         unit = F.normalize(vectors.unflatten(1, (DIRECTIONS, VECTOR_SIZE)), dim=2).flatten(1, 2)
         return centred_map(unit, pixels_per_metre * rows / height)
 
-    def encode_images(self, images: Tensor) -> Tensor:
-        """images (..., 3, h, w) -> vectors (..., 16) of norm 1."""
-        codes = self.image_head(self.image_trunk(images.flatten(0, -4)))
+    def encode_images(self, images: Tensor, *, chunk: int | None = None) -> Tensor:
+        """images (..., 3, h, w) -> vectors (..., 16) of norm 1; at most `chunk` images are encoded at once, None: all."""
+        flat = images.flatten(0, -4)
+        codes = torch.cat([self.image_head(self.image_trunk(part)) for part in flat.split(chunk or max(len(flat), 1))])
         return F.normalize(codes, dim=-1).unflatten(0, images.shape[:-3])
 
     def search(self, map: MapFeatures, view: Tensor, k: int = 3, region: Region | None = None) -> SearchResult:
@@ -207,6 +208,7 @@ class _Directions:
             raise ValueError(f"view: expected vectors {expected}, got {tuple(codes.shape)}")
         self.n_rotations = n_rotations
         self.logits = _logits(map.features, codes)
+        self.is_small = True  # the logits of four directions are in memory anyhow
 
     def chunks(self) -> list[range]:
         slice_bytes = self.logits.numel() * self.logits.element_size() // DIRECTIONS

@@ -41,6 +41,8 @@ class Volume(Protocol):
 
     n_rotations: int
     """K."""
+    is_small: bool
+    """Whether a gradient may keep what all slices are made from."""
 
     def chunks(self) -> Sequence[Sequence[int]]:
         """Return all headings, in portions whose slices are computed together."""
@@ -113,8 +115,8 @@ def negative_log_prob(volume: Volume, map: MapFeatures, truth: Tensor) -> Tensor
     """-log of the probability of the true poses (B, 3), log-probabilities being interpolated linearly in u, v and heading.
 
     Heading wraps around. A position outside of the map counts as the nearest in it, so that the loss is finite; a truth that
-    is not finite has a NaN loss, and no gradient. Each chunk of slices is computed again for the backward pass, so that
-    memory is that of one chunk.
+    is not finite has a NaN loss, and no gradient. Unless the volume is small, each chunk of slices is computed again for the
+    backward pass, so that memory is that of one chunk.
 
     Returns:
         (B,), in nats: log of the number of cells if all are equally likely.
@@ -134,7 +136,7 @@ def negative_log_prob(volume: Volume, map: MapFeatures, truth: Tensor) -> Tensor
 
     parts = []
     for rotations in volume.chunks():
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not volume.is_small:
             parts.append(checkpoint(part, rotations, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(part(rotations))
@@ -186,7 +188,7 @@ class _Restricted:
         if not region.radius > 0 or not region.turn * K >= math.pi * (1 - 1e-6):
             expected = f"a radius above 0 and a turn of at least {math.pi / K} for {K} headings"
             raise ValueError(f"region: expected {expected}, got {region.radius} and {region.turn}")
-        self.volume, self.n_rotations = volume, K
+        self.volume, self.n_rotations, self.is_small = volume, K, volume.is_small
         height, width = map.features.shape[-2:]
         u, v, _ = map.to_pixels(centre)[:, :, None, None].unbind(1)
         rows = torch.arange(height, device=centre.device).view(-1, 1) - v

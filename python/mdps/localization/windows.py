@@ -95,8 +95,8 @@ def search_sliding_window(
         views: T views (B, ...), as the searcher takes them; an iterator may make each as it is wanted.
         start: (B, 3): around what the first window lies; the paper takes the true pose.
         actions: (B, T, 3): actions[:, t] led from time t-1 to t, in the map's frame: metres and radians.
-        observed: bool (B, T): where False the one pose is the window's middle; a frame that no sequence observes is not
-            searched. None: all are observed.
+        observed: bool (B, T): where False the one pose is the window's middle, with log-probability -inf until a frame of
+            the sequence was observed; a frame that no sequence observes is not searched. None: all are observed.
         size: side of the windows in metres.
         k: poses a frame.
 
@@ -113,7 +113,7 @@ def search_sliding_window(
     def centre(t: int, last: SearchResult | None) -> Tensor:
         return start if last is None else SPACE.wrap(last.poses[:, 0] + actions[:, t])
 
-    return _search_windows(searcher, map, views, centre, actions.size(1), observed, size, k)
+    return _search_windows(searcher, map, views, centre, actions.size(1), observed, size, k, moves=True)
 
 
 def search_true_window(
@@ -128,10 +128,12 @@ def search_true_window(
 ) -> SearchResult:
     """Search each frame in a window around its true pose (B, T, 3), which makes the task easier than it is.
 
-    Other arguments, results and errors are those of `search_sliding_window`.
+    Other arguments, results and errors are those of `search_sliding_window`, but that a frame which was not observed has no
+    estimate: log-probabilities of -inf.
     """
     _check_sequence("truth", truth, map, observed)
-    return _search_windows(searcher, map, views, lambda t, _: truth[:, t], truth.size(1), observed, size, k)
+    centre = lambda t, _: truth[:, t]  # noqa: E731
+    return _search_windows(searcher, map, views, centre, truth.size(1), observed, size, k, moves=False)
 
 
 def _check_sequence(name: str, poses: Tensor, map: MapFeatures, observed: Tensor | None) -> None:
@@ -152,26 +154,32 @@ def _search_windows(
     observed: Tensor | None,
     size: float,
     k: int,
+    *,
+    moves: bool,
 ) -> SearchResult:
+    """`moves`: whether windows follow the estimates, so that their middles are estimates once something was seen."""
     results: list[SearchResult] = []
     for t, view in enumerate(views):
         if t == T:
             raise ValueError(f"views: expected {T}, got more")
         middle = centre(t, results[-1] if results else None)
-        if observed is not None and not observed[:, t].any():
-            results.append(_middles(middle, k))
+        if observed is None:
+            results.append(searcher.search(crop(map, middle, size), view, k))
             continue
-        found = searcher.search(crop(map, middle, size), view, k)
-        results.append(found if observed is None else _only_where(observed[:, t], found, _middles(middle, k)))
+        middles = _middles(middle, observed[:, :t].any(1) if moves else torch.zeros_like(observed[:, t]), k)
+        if observed[:, t].any():
+            found = searcher.search(crop(map, middle, size), view, k)
+            middles = _only_where(observed[:, t], found, middles)
+        results.append(middles)
     if len(results) < T:
         raise ValueError(f"views: expected {T}, got {len(results)}")
     return SearchResult(*(torch.stack(x, 1) for x in zip(*results)))
 
 
-def _middles(middle: Tensor, k: int) -> SearchResult:
-    """What is said where nothing is seen: the windows' middles (B, 3)."""
+def _middles(middle: Tensor, known: Tensor, k: int) -> SearchResult:
+    """What is said where nothing is seen: the windows' middles (B, 3), which are estimates where they are `known` (B)."""
     log_probs = middle.new_full((len(middle), k), -torch.inf)
-    log_probs[:, 0] = 0
+    log_probs[:, 0].masked_fill_(known, 0)
     return SearchResult(middle.unsqueeze(1).expand(-1, k, 3), log_probs, middle.new_zeros(len(middle)))
 
 
