@@ -304,6 +304,26 @@ def test_files_that_are_no_panels(panel, tmp_path, capsys):
     assert "expected a file .png or .mp4" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["none/a.png", "none/a.mp4", "folder.png"])
+def test_places_where_no_panel_can_be(panel, tmp_path, capsys, name):
+    (tmp_path / "folder.png").mkdir()
+    panels.save_panel(panel, tmp_path / "panel.npz")
+    with pytest.raises(SystemExit):
+        panels.main([str(tmp_path / "panel.npz"), str(tmp_path / name)])
+    err = capsys.readouterr().err
+    assert str(tmp_path / name) in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["none/a.png", "a.xyz", "folder.png"])
+def test_places_where_no_dynamics_can_be(tmp_path, capsys, name):
+    (tmp_path / "folder.png").mkdir()
+    dynamics.save_dynamics(dynamics.Dynamics(("a",), torch.zeros(1, 3), torch.randn(1, 50, 3)), tmp_path / "made.npz")
+    with pytest.raises(SystemExit):
+        dynamics.main([str(tmp_path / "made.npz"), str(tmp_path / name)])
+    err = capsys.readouterr().err
+    assert str(tmp_path / name) in err and err.count("\n") == 1
+
+
 def test_bad_input_of_panels():
     classes, images = torch.zeros(3, 9, 9, dtype=torch.uint8), torch.zeros(T, 3, 4, 4)
     given = {"title": "", "classes": classes, "pixels_per_metre": 1.0, "truth": torch.zeros(T, 3), "steps": [0]}

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -278,7 +279,9 @@ def test_another_configuration_in_the_same_folder(finished, scenes, capsys):
         ({"crop": 96.5}, "crop: expected a multiple of 1 m for these networks, got 96.5"),
         ({"method": "kalman"}, "method: expected one of"),
         ({"networks": "large"}, "networks: expected one of"),
-        ({"start": "/nowhere"}, "expected the folder of a finished run, got /nowhere"),
+        ({"start": "/nowhere"}, "error: start: expected the folder of a finished run, got /nowhere"),
+        ({"window": math.inf}, "error: window: expected a finite number, got inf"),
+        ({"crop": math.inf}, "error: crop: expected a finite number, got inf"),
         ({"method": "retrieval", "start": "finished"}, "expected a run with method retrieval, got"),
     ],
 )
@@ -330,6 +333,8 @@ def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):
     (tmp_path / "model.pt").write_bytes(b"half")
     assert localization.main(["evaluate", str(tmp_path)]) == 2
     assert f"error: run: {tmp_path / 'model.pt'} is no model, or damaged" in capsys.readouterr().err
+    assert localization.main(["train", "--preset", "demo", "--start", str(tmp_path), "--output", str(tmp_path / "new")]) == 2
+    assert f"error: start: {tmp_path / 'model.pt'} is no model, or damaged" in capsys.readouterr().err
     assert localization.main(["train", "--output", str(tmp_path / "model.pt/run")]) == 2
     assert "error: output: expected a folder that can be written, got" in capsys.readouterr().err
 
@@ -425,6 +430,111 @@ def test_weights_to_start_from_have_not_seen_the_test(scenes, tmp_path, before, 
 def test_scenes_of_training_are_no_test(finished, capsys):
     assert localization.main(["evaluate", str(finished / "run"), "--test-scenes", "a"]) == 2
     assert "test_scenes: expected scenes that" in capsys.readouterr().err
+
+
+def test_copies_of_scenes_of_training_are_no_test(finished, scenes, tmp_path, evaluated, capsys):
+    """Wherever they lie, and whatever they are called."""
+    run, root = str(finished / "run"), Path(scenes["data"])
+    for name, copy in (("a", "x"), ("b", "y"), ("c", "z")):
+        shutil.copytree(root / name, tmp_path / "copies" / copy)
+    data = {"data": str(tmp_path / "copies"), "start": run}
+    make_mapillary(tmp_path / "copies", "other", 4, n_flat=0, seed=3)
+    assert localization.main(["evaluate", run, "--data", data["data"], "--test-scenes", "x, z"]) == 2
+    words = "test_scenes: expected scenes that {} has not learned from in any folder; got x\n"
+    assert capsys.readouterr().err == "error: " + words.format(run)
+    for names in ({"validation_scenes": "x", "test_scenes": "z"}, {"validation_scenes": "z", "test_scenes": "x"}):
+        assert words.format(run) in error_of(tmp_path / "one", capsys, **data, **names)
+    assert not (tmp_path / "one/run").exists()
+    assert localization.main(["evaluate", run, "--data", data["data"], "--test-scenes", "y, z, other"]) == 0
+    assert len(evaluated) == 1
+    (tmp_path / "copies/x").rename(tmp_path / "x")
+    assert tiny.train(tmp_path / "next", **data, validation_scenes="y", test_scenes="z") == 0
+    (tmp_path / "x").rename(tmp_path / "copies/x")
+    run = str(tmp_path / "next/run")  # whose weights have learned from x before
+    assert localization.main(["evaluate", run, "--data", f"{data['data']}/../copies", "--test-scenes", "z"]) == 0
+    assert localization.main(["evaluate", run, "--data", str(root), "--test-scenes", "a"]) == 2
+    assert "got a" in capsys.readouterr().err
+
+
+def forget_data(run):
+    """As older runs were."""
+    (run / "data.json").unlink()
+    saved = torch.load(run / "model.pt", weights_only=True)
+    del saved["data"]
+    torch.save(saved, run / "model.pt")
+
+
+@pytest.mark.parametrize("change", ["another scene", "images gone"])
+def test_dealt_data_stay_as_they_were(scenes, tmp_path, evaluated, capsys, change):
+    root, run, copy = tmp_path / "data", tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(scenes["data"], root)
+    options = {"data": str(root), "method": "retrieval"}
+    assert tiny.train(tmp_path, **options) == 0
+    shutil.copytree(root, copy)
+    for more in ([], ["--data", str(copy)]):  # the same sequences are for the test
+        assert localization.main(["evaluate", str(run), *more]) == 0
+    if change == "another scene":
+        make_mapillary(root, "d", 4, n_flat=0, seed=3)
+    else:
+        for name in "abc":
+            (root / name / "images/1000_front.jpg").unlink()
+    now = localization.Data(tiny.configured(**options), 4).source.fingerprint
+    before = json.loads((run / "data.json").read_text())["fingerprint"]
+    err = error_of(tmp_path, capsys, **options)
+    assert f"output: {run} holds a run on data of the fingerprint {before}, which is {now} now" in err
+    assert localization.main(["evaluate", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert f"error: data: expected the data that {run} has learned from, of the fingerprint {before}" in err
+    assert err.endswith(f"got {now}\n") and err.count("\n") == 1
+    assert f"data: expected the data that {run} has" in error_of(tmp_path / "next", capsys, **options, start=str(run))
+    assert len(evaluated) == 3  # that of training, and the two above
+    forget_data(run)
+    assert localization.main(["evaluate", str(run)]) == 0
+    assert tiny.train(tmp_path, **options) == 0
+
+
+@pytest.mark.usefixtures("evaluated")
+def test_scenes_of_dealt_training_are_no_test_elsewhere(scenes, tmp_path, capsys):
+    options = {"data": scenes["data"], "method": "retrieval"}
+    assert tiny.train(tmp_path, **options) == 0
+    name = localization.Data(tiny.configured(**options), 4).source.splits.train[0].scene
+    for copy in "xyz":
+        shutil.copytree(Path(scenes["data"]) / name, tmp_path / "copies" / copy)
+    command = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "copies")]
+    for more in ([], ["--test-scenes", "y"]):
+        assert localization.main(command + more) == 2
+        err = capsys.readouterr().err
+        assert "has not learned from in any folder; got " in err and err.count("\n") == 1
+    forget_data(tmp_path / "run")
+    assert localization.main([*command, "--test-scenes", "y"]) == 0
+
+
+# ---- Which sequences a method needs -------------------------------------------------------------------------------------
+
+
+def test_methods_ask_for_the_sequences_that_they_use(scenes, tmp_path, capsys):
+    """Long ones where stages without encoders or the test take them."""
+    names = {"validation_scenes": "b", "test_scenes": "c"}
+    assert tiny.train(tmp_path / "encoders", **scenes, method="encoders", long_length=8) == 0
+    assert "sequences of 4: 4 training, 2 validation" in capsys.readouterr().out
+    for name in "ab":
+        shutil.copytree(Path(scenes["data"]) / name, tmp_path / "data" / name)
+    make_mapillary(tmp_path / "data", "c", 8, n_flat=0)
+    options = {"data": str(tmp_path / "data"), **names, "long_length": 8}
+    for method in ("retrieval", "dense-search"):
+        assert tiny.train(tmp_path / method, **options, method=method) == 0
+        results = localization_figures.load_results(tmp_path / method / "run/results")
+        assert {r.summary["steps"] for r in results} == {16}
+    assert "to have sequences of 8 images for train, found none" in error_of(tmp_path / "mdps", capsys, **options)
+
+
+@pytest.mark.parametrize("length, n", [(4, 1), (2, 2)])
+def test_data_are_read_once_where_lengths_are_equal(scenes, tmp_path, monkeypatch, length, n):
+    made, ordinary = [], localization.Data
+    monkeypatch.setattr(localization, "Data", lambda *given: made.append(given) or ordinary(*given))
+    monkeypatch.setattr(localization, "_finish", lambda *given: [])
+    assert tiny.train(tmp_path, **scenes, method="retrieval", length=length) == 0
+    assert len(made) == n
 
 
 # ---- Where it computes --------------------------------------------------------------------------------------------------
@@ -711,6 +821,19 @@ def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys
     assert demo == [] and "The cities are there" in capsys.readouterr().out
 
 
+def test_jobs_of_the_demo_begin_after_what_they_start_from(tmp_path):
+    def job(name, command):
+        return sweep.Job(name, ("sh", "-c", command), tmp_path / name)
+
+    done = tmp_path / "done"
+    followers = {"encoders": [job("mdps", f"test -e {done}"), job("dense-search", f"test -e {done}")]}
+    encoders = job("encoders", f"sleep 0.5; touch {done}")
+    assert localization_demo._run([encoders, job("retrieval", "true")], followers)
+    assert (tmp_path / "dense-search/log.txt").exists()
+    done.unlink()
+    assert not localization_demo._run([job("encoders", "exit 1")], followers) and not done.exists()
+
+
 def test_a_failed_job_of_the_demo_is_reported(demo, tmp_path, capsys, monkeypatch):
     command = "import sys; print('\\n'.join(map(str, range(9)))); sys.exit(3)"
     commands = {
@@ -727,13 +850,13 @@ def test_a_failed_job_of_the_demo_is_reported(demo, tmp_path, capsys, monkeypatc
 def test_commands_of_the_demo(tmp_path):
     """As the command line takes them: options of another name would end it."""
     job = localization_demo._method("mdps", tmp_path, ["made_0", "made_1", "made_2"])
-    given = vars(localization._parser().parse_args(job.command[2:]))
+    given = vars(localization._parser().parse_args(job.command[job.command.index("train") :]))
     assert (given["validation_scenes"], given["test_scenes"], given["preset"]) == ("made_1", "made_2", "demo")
     assert given["data"] == str(tmp_path / "cities") and given["output"] == job.folder == tmp_path / "mdps"
     assert (given["start"], given["view_epochs"]) == (str(tmp_path / "encoders"), 0)
     for method in ("encoders", *localization_demo.METHODS):
         command = localization_demo._method(method, tmp_path, ["made_0", "made_1", "made_2"]).command
-        given = vars(localization._parser().parse_args(command[2:]))
+        given = vars(localization._parser().parse_args(command[command.index("train") :]))
         options = {k: v for k, v in given.items() if k not in ("command", "preset", "config", "output", "devices")}
         c = tiny.configuration.make(localization.Configuration, localization.PRESETS["demo"], options)
         assert bool(c.start) == (c.view_epochs == 0) and len(stages(c)) == {"encoders": 1, "mdps": 4}.get(method, 1)

@@ -482,7 +482,9 @@ def test_refusals(mgl, tiny, tmp_path, capsys, arguments, words):
     [
         (["--bbox", "-1,2"], "expected LAT,LON,LAT,LON, got '-1,2'"),
         (["--seed", "-1"], "whole number"),
+        (["--seed", "abc"], "--seed: expected a whole number from 0 to 999999, got abc"),
         (["--image-size", "3"], "16 to 4096"),
+        (["--image-size", "1e3"], "--image-size: expected 16 to 4096 pixels, got 1e3"),
     ],
 )
 def test_arguments_that_are_none(capsys, arguments, words):

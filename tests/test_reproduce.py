@@ -187,6 +187,21 @@ def test_progress_reads_whole_lines_and_counts_repeated_epochs_once(tmp_path, ca
     assert said[1].endswith("[0 of 1 runs; at most 9:00 left]")
 
 
+def test_progress_goes_on_after_a_line_that_was_cut_off(tmp_path, capsys):
+    """It is there when the sweep begins, and goes when the run writes its next line."""
+    run = reproduce.Run("mdpf", 0, bearings_only.Configuration(method="mdpf", max_epochs=10), tmp_path)
+    run.folder.mkdir(parents=True)
+    rows = [{"stage": 1, "epoch": i, "seconds": 60.0, "training_loss": 9.0, "validation_loss": 8.0} for i in range(2)]
+    history = run.folder / "history.jsonl"
+    history.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:-9])
+    progress = reproduce.Progress([run], 1, bearings_only)
+    progress.epochs([run])
+    reproduce.staged._append_line(history, json.dumps(rows[1]))
+    progress.epochs([run])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "epoch 2" in line
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] not in "ZX"
@@ -354,7 +369,8 @@ def test_drawn_again_from_jsons_alone(stand_in, tmp_path, capsys):
     [
         (["--methods", "mdps", "kalman"], f"error: methods: expected some of {list(METHODS)}, got 'kalman'"),
         (["--draw", "/nowhere"], "error: draw: expected a folder with JSONs of runs, got /nowhere, which has none"),
-        (["--runs", "0"], "--runs: expected at least 1, got 0"),
+        (["--runs", "0"], "--runs: expected a whole number of at least 1, got 0"),
+        (["--jobs", "abc"], "--jobs: expected a whole number of at least 1, got abc"),
         (["--n-steps", "1"], "--n-steps: expected at least 2, got 1"),
     ],
 )

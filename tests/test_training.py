@@ -354,6 +354,9 @@ def errors(arguments, capsys):
         ({"plateau_factor": 1.5}, "plateau_factor: expected less than 1.0, got 1.5"),
         ({"plateau_factor": 1}, "plateau_factor: expected less than 1.0, got 1"),
         ({"plateau_factor": math.nan}, "plateau_factor: expected at least 0.0, got nan"),
+        ({"gradient_clip": math.inf}, "gradient_clip: expected a finite number, got inf"),
+        ({"gradient_clip": "inf"}, "gradient_clip: expected a finite number, got inf"),
+        ({"gradient_clip": 10**400}, "gradient_clip: expected float, got 1000"),
     ],
 )
 def test_errors_of_a_file(tmp_path, capsys, entry, words):
@@ -364,15 +367,21 @@ def test_errors_of_a_file(tmp_path, capsys, entry, words):
 
 def test_errors_of_files_that_are_none(tmp_path, capsys):
     assert "not there" in errors(["train", "--config", str(tmp_path / "none.yaml")], capsys)
-    for text, words in (("- 1", "option: value"), ("a: [", "not YAML")):
-        (tmp_path / "odd.yaml").write_text(text)
-        assert words in errors(["train", "--config", str(tmp_path / "odd.yaml")], capsys)
+    torch.save({}, tmp_path / "model.pt")
+    binary = (tmp_path / "model.pt").read_bytes()
+    for content in (b"- 1", b"a: [", binary, b"seed: 2020-13-45"):
+        words = "option: value" if content == b"- 1" else "not YAML"
+        (tmp_path / "odd.yaml").write_bytes(content)
+        err = errors(["train", "--config", str(tmp_path / "odd.yaml")], capsys)
+        assert err.startswith("error: configuration: ") and words in err and err.count("\n") == 1
 
 
 def test_errors_of_flags(tmp_path, capsys):
     assert "expected at least 1, got 0" in errors(["train", "--n-particles", "0"], capsys)
     assert "--n-particles" in errors(["train", "--n-particles", "x"], capsys)
-    assert "expected int, got '['" in errors(["train", "--n-particles", "["], capsys)
+    for text in ("[", "2020-13-45"):
+        assert f"expected int, got {text!r}" in errors(["train", "--n-particles", text], capsys)
+    assert "expected a finite number, got inf" in errors(["train", "--gradient-clip", "inf"], capsys)
     assert f"expected one of {list(methods.METHODS)}, got 'kalman'" in errors(["train", "--method", "kalman"], capsys)
     assert "model.pt" in errors(["evaluate", str(tmp_path)], capsys)
 

@@ -6,6 +6,7 @@ and the copy in the run folder all follow from that.
 
 import argparse
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,8 +70,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"configuration: expected a YAML file, got {path}, which is not there")
     try:
         values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"configuration: {path} is not YAML: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date that is none
+        raise ConfigurationError(f"configuration: {path} is not YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -104,10 +105,10 @@ def _flag_type(field):
     def convert(text):
         try:
             return _checked(field, yaml.safe_load(text) if field.type is not str else text)
-        except yaml.YAMLError:
-            raise argparse.ArgumentTypeError(f"expected {field.type.__name__}, got {text!r}") from None
         except ConfigurationError as error:
             raise argparse.ArgumentTypeError(str(error).split(": ", 1)[1]) from None
+        except (yaml.YAMLError, ValueError):
+            raise argparse.ArgumentTypeError(f"expected {field.type.__name__}, got {text!r}") from None
 
     return convert
 
@@ -125,6 +126,8 @@ def _checked(field, value):
         raise ConfigurationError(f"{field.name}: expected at least {minimum}, got {value}")
     if below is not None and not value < below:
         raise ConfigurationError(f"{field.name}: expected less than {below}, got {value}")
+    if field.type is float and not math.isfinite(value):
+        raise ConfigurationError(f"{field.name}: expected a finite number, got {value}")
     if field.metadata["even"] and value % 2:
         raise ConfigurationError(f"{field.name}: expected an even number, got {value}")
     return value
@@ -134,5 +137,5 @@ def _as_float(value):
     """YAML reads 1e-3 as text; take it for the number that it is."""
     try:
         return float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
-    except ValueError:
+    except (ValueError, OverflowError):
         return value

@@ -6,9 +6,9 @@
     python training/localization.py ablation RUN                             # with 50, 100, 250 and 500 particles
     python training/localization_figures.py FOLDER                           # figures and tables of results
 
-A run folder holds configuration.yaml, versions.json, history.jsonl, checkpoints, results/*.json, panels, figures, a TensorBoard
-log, and of a smoother localizer.pt, for `mdps.localization.Localizer.load`. The same command on a folder that holds an
-unfinished run goes on with it.
+A run folder holds configuration.yaml, versions.json, data.json, history.jsonl, checkpoints, results/*.json, panels, figures, a
+TensorBoard log, and of a smoother localizer.pt, for `mdps.localization.Localizer.load`. The same command on a folder that holds
+an unfinished run goes on with it.
 """
 
 import argparse
@@ -29,9 +29,9 @@ import localization_panels as panels
 import staged
 import torch
 from configuration import ConfigurationError, option
-from files import whole
+from files import whole, write_whole
 from localization_base import Belief, Localization
-from localization_data import Data, refuse_seen
+from localization_data import Data, record, refuse_learned, refuse_other_data, refuse_seen
 from localization_methods import METHODS, SmootherExperiment, stages, start_from_encoders
 from staged import mix
 
@@ -171,23 +171,26 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     if c.length > c.long_length:
         raise ConfigurationError(f"length: expected at most long_length, {c.long_length}, got {c.length}")
     model, each = build(c), stages(c)
-    seconds_before = _start_from(model, c) if c.start else 0.0
-    short, long = Data(c, c.length), Data(c, c.long_length)
-    short.check("train", "val")
-    long.check("train", "val", "test")
+    seconds_before, before, start = _start_from(model, c) if c.start else (0.0, c, {})
+    short, long = _data(c, model, each)
+    refuse_learned((short, long), ("val", "test"), before, start, c.start)
     n_parameters = sum(p.numel() for p in model.parameters())
     if first:
+        kept = record((short, long), start)
+        refuse_other_data(folder, kept)
         folder.mkdir(parents=True, exist_ok=True)
         configuration.write_yaml(folder / "configuration.yaml", c)
         (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
-        print(f"{c.method}: {n_parameters} parameters; sequences of {c.long_length}: {long.sizes()}; run folder: {folder}")
+        write_whole(folder / "data.json", json.dumps(kept, indent=2))
+        sizes = f"sequences of {long.source.length}: {long.sizes()}"
+        print(f"{c.method}: {n_parameters} parameters; {sizes}; run folder: {folder}")
     data = [short if "encoders" in stage.rates else long for stage in each]
     with staged.quiet():
         staged.train([model], data, each, schedule(c), [folder], [c.seed], c.accelerator, devices)
     if not first:
         return []
     with whole(folder / "model.pt") as unfinished:
-        torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict()}, unfinished)
+        torch.save({"configuration": dataclasses.asdict(c), "state_dict": model.state_dict(), "data": kept}, unfinished)
     if isinstance(model, SmootherExperiment):
         Localizer(model.model, long.source.image).save(folder / "localizer.pt")
     memory = _tell_stages(folder)
@@ -197,6 +200,18 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     results = _finish(model, long, folder / "results", command, c.seed, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
+
+
+def _data(c: Configuration, model: Localization, each: Sequence[staged.Stage]) -> tuple[Data, Data]:
+    """Short and long sequences, for stages in which the encoders learn, and for others and the test; one object where they are
+    the same, or no long ones are wanted."""
+    short = Data(c, c.length)
+    short.check("train", "val")
+    learns_from_long = any("encoders" not in stage.rates for stage in each)
+    wanted = ("train", "val") * learns_from_long + ("test",) * bool(model.outputs)
+    long = Data(c, c.long_length) if wanted and c.length != c.long_length else short
+    long.check(*wanted)
+    return short, long
 
 
 def run_evaluation(folder: Path, changes: dict[str, Any], command: str, seed: int | None = None) -> list[figures.Result]:
@@ -227,14 +242,17 @@ def _load(folder: Path, changes: dict[str, Any]) -> tuple[Localization, Data]:
     model.load_state_dict(saved["state_dict"])
     data = Data(c, c.long_length, test_alone=True)
     data.check("test")
+    refuse_learned([data], ["test"], before, saved["data"], str(folder))
     return model, data
 
 
 def _checkpoint(folder: Path) -> dict[str, Any]:
+    """The configuration of a finished run, its weights, and its data's record, which older runs have not kept."""
     path = folder / "model.pt"
     if not path.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
-    return staged.load_model(path)
+    saved = staged.load_model(path)
+    return saved | {"data": torch.load(path, map_location="cpu", weights_only=True).get("data", {})}
 
 
 def _seconds(folder: Path) -> float:
@@ -251,10 +269,16 @@ def _tell_stages(folder: Path) -> int:
     return max(stage.get("gpu_memory_mb", stage["memory_mb"]) for stage in done)
 
 
-def _start_from(model: Localization, c: Configuration) -> float:
-    """Give a model the weights of the run that it starts from; returns for how long encoders were trained there."""
-    saved = _checkpoint(Path(c.start))
-    before = configuration.make(Configuration, saved["configuration"])
+def _start_from(model: Localization, c: Configuration) -> tuple[float, Configuration, dict[str, Any]]:
+    """Give a model the weights of the run that it starts from.
+
+    Returns for how long encoders were trained there, its configuration and its data's record.
+    """
+    try:
+        saved = _checkpoint(Path(c.start))
+        before = configuration.make(Configuration, saved["configuration"])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"start: {str(error).removeprefix('run: ')}") from None
     of_encoders = before.method == "encoders" != c.method and METHODS[c.method].learns_from_views
     for name in ("networks",) if of_encoders else ("method", "networks"):
         if getattr(before, name) != getattr(c, name):
@@ -263,9 +287,9 @@ def _start_from(model: Localization, c: Configuration) -> float:
     refuse_seen(c, before, c.start)
     if of_encoders:
         start_from_encoders(model, saved["state_dict"])
-        return _seconds(Path(c.start))
+        return _seconds(Path(c.start)), before, saved["data"]
     model.load_state_dict(saved["state_dict"])
-    return 0.0
+    return 0.0, before, saved["data"]
 
 
 def run_ablation(folder: Path, numbers: list[int], changes: dict[str, Any], command: str) -> None:

@@ -4,7 +4,9 @@ MGL's scenes, or made ones, are each for one purpose where some are named, else 
 length of long ones. KITTI's lists say it.
 """
 
+import json
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from configuration import ConfigurationError
 from localization_base import odometry_noise
 from torch.utils.data import DataLoader, Subset
 
-from mdps.datasets import ImageFormat, KittiDataModule, MapillaryDataModule
+from mdps.datasets import ImageFormat, KittiDataModule, MapillaryDataModule, fingerprint
 from mdps.datasets.loading import start_worker
 from mdps.localization import FULL, SMALL, to_batch, turned
+
+DEALING = ("validation_scenes", "test_scenes", "seed", "long_length")
+"""Options that say, beside the data, which sequences are for what."""
 
 
 class Data(L.LightningDataModule):
@@ -107,7 +112,7 @@ def refuse_seen(c: Any, before: Any, run: str) -> None:
     Args:
         c: what is tested with. before: the configuration of the run, which is called `run` in the message.
     """
-    if "kitti" in (c.layout, before.layout) or Path(c.data).resolve() != Path(before.data).resolve():
+    if "kitti" in (c.layout, before.layout) or not _in_one_folder(c, before):
         return
     kept, wanted = ({name for names in _named(x).values() for name in names} for x in (before, c))
     if not kept and not wanted:
@@ -118,6 +123,56 @@ def refuse_seen(c: Any, before: Any, run: str) -> None:
     elif not wanted or wanted - kept:
         learned, of = ", ".join(sorted(wanted - kept)) or "none", ", ".join(sorted(kept)) or "other data"
         raise ConfigurationError(f"test_scenes: expected scenes that {run} has not learned from, of {of}; got {learned}")
+
+
+def record(data: Sequence[Data], before: dict[str, Any]) -> dict[str, Any]:
+    """What a run keeps of its data: their fingerprint, and digests of the scenes that it has learned from.
+
+    before: the record of the run that it starts from, {} where there is none.
+    """
+    learned = _digests(data, "train").keys() | set(before.get("learned", ()))
+    return {"fingerprint": data[0].source.fingerprint, "learned": sorted(learned)}
+
+
+def refuse_other_data(folder: Path, kept: dict[str, Any]) -> None:
+    """Raise ConfigurationError where the folder holds a run on data that were not these; `kept` is the record of these."""
+    file = folder / "data.json"
+    before = json.loads(file.read_text())["fingerprint"] if file.exists() else kept["fingerprint"]
+    if before != kept["fingerprint"]:
+        raise ConfigurationError(
+            f"output: {folder} holds a run on data of the fingerprint {before}, which is {kept['fingerprint']} now; "
+            "expected the same data, or another --output"
+        )
+
+
+def refuse_learned(data: Sequence[Data], parts: Sequence[str], before: Any, kept: dict[str, Any], run: str) -> None:
+    """As `refuse_seen`, by what is in the data instead of where they lie; nothing is refused if the run has kept no record.
+
+    Args:
+        parts: what is asked about, of val and test. before, kept: the configuration and the record of the run.
+    """
+    c, now = data[0].c, data[0].source.fingerprint
+    same, is_dealt = kept.get("fingerprint") == now, not any(_named(c).values())
+    if not kept or (same and is_dealt and all(getattr(c, x) == getattr(before, x) for x in DEALING)):
+        return
+    if is_dealt and not same and _in_one_folder(c, before):
+        expected = f"the data that {run} has learned from, of the fingerprint {kept['fingerprint']}"
+        raise ConfigurationError(f"data: expected {expected}, as others may have its sequences in the test; got {now}")
+    if seen := [name for digest, name in _digests(data, *parts).items() if digest in kept["learned"]]:
+        got = ", ".join(sorted(seen))
+        raise ConfigurationError(f"test_scenes: expected scenes that {run} has not learned from in any folder; got {got}")
+
+
+def _digests(data: Sequence[Data], *parts: str) -> dict[str, str]:
+    """Of MGL's scenes that have sequences for these parts, with their names, of which no digest depends."""
+    if data[0].c.layout != "mgl":
+        return {}
+    names = {run.scene for d in data for part in parts for run in getattr(d.source.splits, part)}
+    return {fingerprint([s._replace(name="")]): s.name for s in data[0].source.scenes if s.name in names}
+
+
+def _in_one_folder(c: Any, other: Any) -> bool:
+    return Path(c.data).resolve() == Path(other.data).resolve()
 
 
 def _named(c: Any) -> dict[str, list[str]]:

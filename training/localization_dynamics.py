@@ -142,11 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help=".png")
     given = parser.parse_args(arguments)
     try:
+        if given.out.suffix.lower() != ".png" or not given.out.parent.is_dir():
+            raise ValueError(f"{given.out}: expected a file .png in a folder that is there")
         figure = draw_dynamics(load_dynamics(given.file))
-    except ValueError as error:
+        with plt.rc_context(STYLE):
+            figure.savefig(given.out)
+    except (ValueError, OSError) as error:
         parser.exit(1, f"{error}\n")
-    with plt.rc_context(STYLE):
-        figure.savefig(given.out)
 
 
 if __name__ == "__main__":

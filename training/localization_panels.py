@@ -112,7 +112,7 @@ def make_panel(
     }
     modes = {}
     for name, belief in at.items():
-        poses, log_densities = belief.modes(3, errors.RADII)
+        poses, log_densities = errors.top_poses(belief, 3)
         modes[name] = torch.where(log_densities[..., None] > -torch.inf, poses, torch.nan)
     jpegs = tuple(b"" if observed is not None and not observed[t] else _encode(images[t].cpu().numpy()) for t in steps)
     truth = truth.detach().cpu().float()
@@ -268,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--particles", action="store_true", help="draw particles too, in a picture")
     given = parser.parse_args(arguments)
     try:
+        if not given.out.parent.is_dir():
+            raise ValueError(f"{given.out}: expected a file in a folder that is there")
         panel = load_panel(given.file)
         if given.out.suffix.lower() == ".mp4":
             draw_film(panel, given.out)
@@ -276,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 draw_panel(panel, particles=given.particles).savefig(given.out)
         else:
             raise ValueError(f"{given.out}: expected a file .png or .mp4")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.exit(1, f"{error}\n")
 
 

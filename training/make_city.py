@@ -125,14 +125,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _whole(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 10**6:
+    if not text.isdecimal() or int(text) >= 10**6:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999, got {text}")
-    return value
+    return int(text)
 
 
 def _pixels(text: str) -> int:
-    if not 16 <= int(text) <= 4096:
+    if not text.isdecimal() or not 16 <= int(text) <= 4096:
         raise argparse.ArgumentTypeError(f"expected 16 to 4096 pixels, got {text}")
     return int(text)
 

@@ -254,7 +254,7 @@ class Progress:
         self.seconds = {
             run.name: {(r["stage"], r["epoch"]): r["seconds"] for r in staged.read_history(run.folder)} for run in runs
         }
-        self.read = {run.name: _size(run.folder / "history.jsonl") for run in runs}
+        self.read = {run.name: _whole_lines(run.folder / "history.jsonl") for run in runs}
         self.methods = {run.name: run.method for run in runs}
 
     def epochs(self, running: Iterable[Run]) -> None:
@@ -350,8 +350,12 @@ def _size(path):
     return path.stat().st_size if path.exists() else 0
 
 
+def _whole_lines(path):
+    """Bytes up to the last whole line: what follows was cut off, and goes when the run goes on."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+
 def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
