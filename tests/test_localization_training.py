@@ -342,7 +342,7 @@ def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):
 def test_evaluate_with_other_data(finished, tmp_path, capsys):
     """The scenes of the run, which are not there, are no concern of it."""
     tmp_path = tmp_path / "other data"
-    make_mapillary(tmp_path, "d", 4, n_flat=0)
+    make_mapillary(tmp_path, "d", 4, n_flat=0, seed=3)
     run = str(finished / "run")
     assert localization.main(["evaluate", run, "--data", str(tmp_path), "--test-scenes", "d"]) == 0
     (place,) = (finished / "run/evaluations").glob(f"data_{tmp_path.name}_*_test_scenes_d")
@@ -819,19 +819,6 @@ def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys
     demo.clear()
     assert localization.main(["demo", "--output", str(tmp_path)]) == 0
     assert demo == [] and "The cities are there" in capsys.readouterr().out
-
-
-def test_jobs_of_the_demo_begin_after_what_they_start_from(tmp_path):
-    def job(name, command):
-        return sweep.Job(name, ("sh", "-c", command), tmp_path / name)
-
-    done = tmp_path / "done"
-    followers = {"encoders": [job("mdps", f"test -e {done}"), job("dense-search", f"test -e {done}")]}
-    encoders = job("encoders", f"sleep 0.5; touch {done}")
-    assert localization_demo._run([encoders, job("retrieval", "true")], followers)
-    assert (tmp_path / "dense-search/log.txt").exists()
-    done.unlink()
-    assert not localization_demo._run([job("encoders", "exit 1")], followers) and not done.exists()
 
 
 def test_a_failed_job_of_the_demo_is_reported(demo, tmp_path, capsys, monkeypatch):

@@ -164,7 +164,7 @@ def refuse_learned(data: Sequence[Data], parts: Sequence[str], before: Any, kept
 
 
 def _digests(data: Sequence[Data], *parts: str) -> dict[str, str]:
-    """Of MGL's scenes that have sequences for these parts, with their names, of which no digest depends."""
+    """Of MGL's scenes that have sequences for these parts, with their names, on which they do not depend."""
     if data[0].c.layout != "mgl":
         return {}
     names = {run.scene for d in data for part in parts for run in getattr(d.source.splits, part)}

@@ -1,22 +1,23 @@
 """The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
 
-Cities are made by make_city.py; each method is a command `localization.py train --preset demo`. Encoders learn from single
-images first, which the smoother and dense search then start from; retrieval, which does not, has what is left of the cores
-meanwhile. What is there already is kept: after an interruption the same command goes on.
+Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, one more at a time than there
+are cores. Before these, encoders learn from single images, which the smoother and dense search start from; they have all cores
+then, for beside another training their threads wait for one another. What is there already is kept: after an interruption the
+same command goes on.
 """
 
 import os
-import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import localization_figures as figures
 import staged
 import sweep
 
-METHODS = ("mdps", "dense-search", "retrieval")
+METHODS = ("dense-search", "mdps", "retrieval")
+"""In this order: the longest first."""
 CITIES = 8
 """The last but one is for validation, the last for the test."""
 HERE = Path(__file__).parent
@@ -32,8 +33,7 @@ def main(folder: Path) -> int:
     if not _run(jobs):
         return 1
     print(f"Training {', '.join(('encoders', *METHODS))} on {CITIES - 2} cities; logs: {folder}/METHOD/log.txt", flush=True)
-    jobs = [_method(method, folder, names) for method in ("encoders", "retrieval")]
-    if not _run(jobs, {"encoders": [_method(method, folder, names) for method in ("dense-search", "mdps")]}):
+    if not _run([_method("encoders", folder, names)]) or not _run([_method(method, folder, names) for method in METHODS]):
         return 1
     results = [r for method in METHODS for r in figures.load_results(folder / method / "results")]
     results = [r for i, r in enumerate(results) if (r.method, r.run) not in {(q.method, q.run) for q in results[:i]}]
@@ -62,14 +62,13 @@ def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
     elif method != "retrieval":
         options |= {"--start": folder / "encoders", "--view-epochs": 0}
     command = sys.executable, str(HERE / "localization.py"), "train", *(str(x) for pair in options.items() for x in pair)
-    politely = ("nice", "-n", "19") if method == "retrieval" and shutil.which("nice") else ()
-    return sweep.Job(method, (*politely, *command), folder / method)
+    return sweep.Job(method, command, folder / method)
 
 
-def _run(jobs: Sequence[sweep.Job], followers: Mapping[str, Sequence[sweep.Job]] | None = None) -> bool:
+def _run(jobs: Sequence[sweep.Job]) -> bool:
     """Run jobs, one more at a time than there are cores, so that none idles while the last job is alone.
 
-    `followers` are what may begin once the job of a name has ended. Returns False where one failed, after what it wrote last.
+    Returns False where one failed, after what it wrote last.
     """
     engine, waiting, running = sweep.Processes(), list(jobs), 0
     at_once = (os.cpu_count() or 1) + 1
@@ -85,7 +84,6 @@ def _run(jobs: Sequence[sweep.Job], followers: Mapping[str, Sequence[sweep.Job]]
                     tail = (job.folder / "log.txt").read_text().splitlines()[-5:]
                     print(f"{job.name} failed (exit status {status}):\n" + "\n".join(tail), file=sys.stderr)
                     return False
-                waiting += (followers or {}).get(job.name, ())
                 print(f"  {job.name}: done after {staged.duration(time.monotonic() - started)}", flush=True)
             time.sleep(0.2)
     finally:
