@@ -99,6 +99,12 @@ def flags():
     return ["-std=gnu11", *sorted(set(options)), f"-I{ROOT / 'kernels'}"]
 
 
+def own_flags(stem):
+    """What CMakeLists.txt has for this kernel file alone."""
+    text = (ROOT / "CMakeLists.txt").read_text()
+    return re.findall(rf"kernels/{stem}\.c PROPERTIES COMPILE_OPTIONS (\S+)\)", text)
+
+
 def one_type(real, march):
     """Options that compile a kernel file for one type and one instruction set."""
     name = {"f32": "float", "f64": "double"}[real]
@@ -130,7 +136,7 @@ def counts(compiler, tmp_path_factory):
     jobs = [["-O1", str(ROOT / "tests/instructions.c"), "-o", "main.o"]]
     jobs += [[str(ROOT / "kernels/small_network.c"), "-o", "small_network.o"]]
     for stem, real, header in OBJECTS:
-        options = [*one_type(real, "x86-64-v3"), "-include", "bessel.h", "-include", f"{header}.h"]
+        options = [*own_flags(stem), *one_type(real, "x86-64-v3"), "-include", "bessel.h", "-include", f"{header}.h"]
         jobs.insert(0, [*options, str(ROOT / f"kernels/{stem}.c"), "-o", f"{stem}_{real}.o"])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda job: succeed([compiler, *flags(), "-c", *job], folder), reversed(jobs)))

@@ -492,14 +492,14 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def load_model(path: Path) -> dict[str, Any]:
-    """What a finished run has saved: its configuration and its weights.
+    """What a finished run has saved: its configuration, its weights, and whatever else it keeps.
 
     Raises:
         ConfigurationError: the file is damaged, or another's.
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        return {"configuration": dict(saved["configuration"]), "state_dict": saved["state_dict"]}
+        return saved | {"configuration": dict(saved["configuration"]), "state_dict": saved["state_dict"]}
     except Exception as error:  # a damaged file fails anywhere in zipfile, pickle or torch
         raise ConfigurationError(f"run: {path} is no model, or damaged: {' '.join(str(error).split())[:200]}") from None
 
