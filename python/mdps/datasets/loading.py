@@ -123,7 +123,7 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         crop, pose, uv_pose = self._place(run, random)
         position_noise = self.noise.metres * crop.pixels_per_metre
         odometry = noisy_odometry(uv_pose, position_noise, np.radians(self.noise.degrees), random)
-        item = {name: tensor.clone() for name, tensor in self._images(i).items()}
+        item: dict[str, Any] = {name: tensor.clone() for name, tensor in self._images(i).items()}
         seconds = np.array([frame.seconds for frame in run.frames])
         item |= {
             "pose": _float32(pose),
