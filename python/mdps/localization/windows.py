@@ -132,8 +132,7 @@ def search_true_window(
     estimate: log-probabilities of -inf.
     """
     _check_sequence("truth", truth, map, observed)
-    centre = lambda t, _: truth[:, t]  # noqa: E731
-    return _search_windows(searcher, map, views, centre, truth.size(1), observed, size, k, moves=False)
+    return _search_windows(searcher, map, views, lambda t, _: truth[:, t], truth.size(1), observed, size, k, moves=False)
 
 
 def _check_sequence(name: str, poses: Tensor, map: MapFeatures, observed: Tensor | None) -> None:
@@ -166,11 +165,10 @@ def _search_windows(
         if observed is None:
             results.append(searcher.search(crop(map, middle, size), view, k))
             continue
-        middles = _middles(middle, observed[:, :t].any(1) if moves else torch.zeros_like(observed[:, t]), k)
+        result = _middles(middle, observed[:, :t].any(1) if moves else torch.zeros_like(observed[:, t]), k)
         if observed[:, t].any():
-            found = searcher.search(crop(map, middle, size), view, k)
-            middles = _only_where(observed[:, t], found, middles)
-        results.append(middles)
+            result = _only_where(observed[:, t], searcher.search(crop(map, middle, size), view, k), result)
+        results.append(result)
     if len(results) < T:
         raise ValueError(f"views: expected {T}, got {len(results)}")
     return SearchResult(*(torch.stack(x, 1) for x in zip(*results)))
