@@ -164,10 +164,14 @@ print(torch._C._dispatch_has_kernel_for_dispatch_key("mdps::normalize_log_weight
 
 @pytest.fixture(scope="module")
 def cuda_site(tmp_path_factory):
-    """Where the package is with CUDA: what is tested anyhow, or a build."""
-    if mdps.build_info()["cuda"]:
-        return Path(mdps.__file__).parents[1]
-    return install(tmp_path_factory.mktemp("cuda"), MDPS_CUDA="ON")
+    """A folder with the package with CUDA and nothing else (a torch beside it would hide `cuda_python`'s): links to what is
+    tested anyhow, or a build."""
+    folder = tmp_path_factory.mktemp("cuda")
+    if not mdps.build_info()["cuda"]:
+        return install(folder, MDPS_CUDA="ON")
+    for path in Path(mdps.__file__).parents[1].glob("mdps*"):
+        (folder / path.name).symlink_to(path)
+    return folder
 
 
 @pytest.fixture(scope="module")
