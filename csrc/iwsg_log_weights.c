@@ -19,6 +19,16 @@ OPERATOR(iwsg_log_weights,
          "iwsg_log_weights(Tensor samples, Tensor means, Tensor log_weights, Tensor bandwidths, int n_angular) -> Tensor",
          forward)
 
+Mixture iwsg_backward(Call *call, const Tensor *x, const Mixture *mixture, StableIValue n_angular, const Tensor *grad) {
+    MixtureLogProb p = mixture_parameters(call, x, mixture, n_angular);
+    p.grad = grad->data;
+    p.log_prob = new_tensor(call, x, 2, x->size).data;
+    p.log2_sum = new_tensor(call, x, 2, x->size).data;
+    bool backward_sums = on_cuda(x) ? mixture_is_small(&p) : mixture_is_short(&p);
+    if (!backward_sums) mixture_forward(call, x, &p);
+    return mixture_backward(call, x, mixture, &p, true);
+}
+
 static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
     Call call = {.op = "iwsg_log_weights_backward"};
@@ -27,13 +37,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     Mixture mixture = take_mixture(&call, stack + 2, &samples);
     expect_like(&call, &grad, "grad", &samples, "samples");
     expect_size(&call, &grad, "grad", 2, samples.size);
-    MixtureLogProb p = mixture_parameters(&call, &samples, &mixture, stack[5]);
-    p.grad = grad.data;
-    p.log_prob = new_tensor(&call, &samples, 2, samples.size).data;
-    p.log2_sum = new_tensor(&call, &samples, 2, samples.size).data;
-    bool backward_sums = on_cuda(&samples) ? mixture_is_small(&p) : mixture_is_short(&p);
-    if (!backward_sums) mixture_forward(&call, &samples, &p);
-    Mixture grads = mixture_backward(&call, &samples, &mixture, &p, true);
+    Mixture grads = iwsg_backward(&call, &samples, &mixture, stack[5], &grad);
     finish(&call, stack, 3, (Tensor[]){grads.means, grads.log_weights, grads.bandwidths});
 }
 OPERATOR(iwsg_log_weights_backward,

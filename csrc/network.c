@@ -47,26 +47,34 @@ Network take_network(Call *call, const StableIValue *values, const char *x_name,
     p->E = take_given(call, values[1], "extra", 3, &a.x, x_name, &a.extra);
     p->K = take_given(call, values[2], "condition", 2, &a.x, x_name, &a.condition);
     a.weights = take_shared_tensor(call, values[3], "weights", 2);
-    take_layers(call, values[4], p);
-    expect_like(call, &a.weights, "weights", &a.x, x_name);
+    network_parameters(call, &a, x_name, values[4], p, grad_y);
+    return a;
+}
+
+void network_parameters(Call *call, const Network *a, const char *x_name, StableIValue layers, SmallNetwork *p,
+                        const Tensor *grad_y) {
+    take_layers(call, layers, p);
+    expect_like(call, &a->weights, "weights", &a->x, x_name);
     if (p->form == NETWORK_ALONE) {
-        expect_width(call, x_name, a.x.size[2]);
-        p->C = (int)a.x.size[2];
-    } else expect(call, a.x.size[2] == 3, "%s: expected 3 columns, got %lld", x_name, (long long)a.x.size[2]);
-    bool stacked = a.weights.dim == 2;
-    p->B = a.x.size[0], p->N = a.x.size[1];
-    p->R = stacked ? a.weights.size[0] : 1;
+        expect_width(call, x_name, a->x.size[2]);
+        p->C = (int)a->x.size[2];
+    } else expect(call, a->x.size[2] == 3, "%s: expected 3 columns, got %lld", x_name, (long long)a->x.size[2]);
+    bool stacked = a->weights.dim == 2;
+    p->B = a->x.size[0], p->N = a->x.size[1];
+    p->R = stacked ? a->weights.size[0] : 1;
     expect(call, p->R > 0 && p->B % p->R == 0, "weights: expected a number of sets that divides the %lld rows of %s, got %lld",
            (long long)p->B, x_name, (long long)p->R);
-    if (!ok(call)) return p->n_layers = 0, a;
-    p->x = a.x.data, p->extra = a.extra.data, p->condition = a.condition.data, p->weights = a.weights.data;
+    if (!ok(call)) {
+        p->n_layers = 0;
+        return;
+    }
+    network_inputs(a, p);
     p->grad_y = grad_y ? grad_y->data : NULL;
-    if (on_cuda(&a.x)) small_network_layout_cuda(p, a.x.is_double ? 8 : 4);
+    if (on_cuda(&a->x)) small_network_layout_cuda(p, a->x.is_double ? 8 : 4);
     else small_network_layout(p);
-    expect(call, a.weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
-           (long long)a.weights.size[stacked]);
-    if (p->scratch_size > 0) p->scratch = new_scratch(call, &a.x, p->scratch_size * (a.x.is_double ? 8 : 4));
-    return a;
+    expect(call, a->weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
+           (long long)a->weights.size[stacked]);
+    if (p->scratch_size > 0) p->scratch = new_scratch(call, &a->x, p->scratch_size * (a->x.is_double ? 8 : 4));
 }
 
 void expect_shares(Call *call, const SmallNetwork *p, int out) {

@@ -16,6 +16,12 @@ typedef struct {
  * stack. p has its form (small_network.h), or is all 0; grad_y makes it ready for the backward pass. Without layers that fit
  * each other p->n_layers is 0. */
 Network take_network(Call *call, const StableIValue *values, const char *x_name, SmallNetwork *p, const Tensor *grad_y);
+/* The second half of it, of tensors that fit each other; p has E and K too. A loop sets other inputs of these sizes after it. */
+void network_parameters(Call *call, const Network *network, const char *x_name, StableIValue layers, SmallNetwork *p,
+                        const Tensor *grad_y);
+static inline void network_inputs(const Network *a, SmallNetwork *p) {
+    p->x = a->x.data, p->extra = a->extra.data, p->condition = a->condition.data, p->weights = a->weights.data;
+}
 /* The last layer returns `out` shares in [0, 1]. */
 void expect_shares(Call *call, const SmallNetwork *p, int out);
 /* Fills p->y; `cuda` does so on the GPU. */

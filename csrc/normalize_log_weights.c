@@ -3,8 +3,6 @@
 
 #include "operator.h"
 
-static int64_t grain(int64_t N) { return 1 + 16384 / (N + 1); }
-
 static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
     Call call = {.op = "normalize_log_weights"};
@@ -20,7 +18,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                              .log_sum = log_sum.data,
                              .ess = ess.data};
     if (on_cuda(&log_weights)) p.scratch = new_scratch(&call, &log_weights, NORMALIZE_SCRATCH(p.B, p.N));
-    run(&call, &log_weights, KERNELS(normalize_log_weights), &p, p.B, grain(p.N));
+    run(&call, &log_weights, KERNELS(normalize_log_weights), &p, p.B, normalize_grain(p.N));
     finish(&call, stack, 3, (Tensor[]){normalized, log_sum, ess});
 }
 OPERATOR(normalize_log_weights, "normalize_log_weights(Tensor log_weights) -> (Tensor, Tensor, Tensor)", forward)
@@ -53,7 +51,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                              .grad_ess = grad_ess.data,
                              .grad_log_weights = grad_log_weights.data};
     if (on_cuda(&normalized)) p.scratch = new_scratch(&call, &normalized, NORMALIZE_SCRATCH(p.B, p.N));
-    run(&call, &normalized, KERNELS(normalize_log_weights_backward), &p, p.B, grain(p.N));
+    run(&call, &normalized, KERNELS(normalize_log_weights_backward), &p, p.B, normalize_grain(p.N));
     finish(&call, stack, 1, (Tensor[]){grad_log_weights});
 }
 OPERATOR(normalize_log_weights_backward,

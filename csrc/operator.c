@@ -73,6 +73,19 @@ Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size)
     return allocate(call, like, dim, size, aoti_torch_dtype_int64());
 }
 
+Tensor step_of(const Tensor *x, int64_t t) {
+    Tensor y = *x;
+    int64_t bytes = x->dtype == aoti_torch_dtype_float32() ? 4 : 8;
+    y.size++, y.dim--;
+    for (int64_t d = 0; d < y.dim; d++) bytes *= y.size[d];
+    if (x->data) y.data = (char *)x->data + t * bytes;
+    return y;
+}
+
+void release(Call *call, int first) {
+    while (call->n_owned > first) delete_handle(call->owned[--call->n_owned]);
+}
+
 void *new_scratch(Call *call, const Tensor *like, int64_t bytes) {
     if (bytes == 0) return NULL;
     Tensor x = allocate(call, like, 1, (int64_t[]){bytes / 8 + 9}, aoti_torch_dtype_int64());

@@ -88,6 +88,10 @@ int take_n_angular(Call *call, StableIValue value, int64_t dim);
 /* Uninitialised, contiguous, with the dtype and device of `like`; the same with int64. */
 Tensor new_tensor(Call *call, const Tensor *like, int dim, const int64_t *size);
 Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size);
+/* Step t of x, (T, ...): a view that x owns. */
+Tensor step_of(const Tensor *x, int64_t t);
+/* Deletes what was taken or made since n_owned was `first`: what one step of a loop needs. */
+void release(Call *call, int first);
 /* Memory for a kernel's intermediate values, on the device of `like`, freed by finish(); aligned to 64 bytes. NULL for 0. */
 void *new_scratch(Call *call, const Tensor *like, int64_t bytes);
 /* Whether the launchers do the work: x is on a GPU, or this build runs them on the CPU (tests/emulation). */

@@ -30,9 +30,9 @@ static inline Tensor real_like(const Tensor *x, bool is_double) {
     return y;
 }
 
-/* For resample and mixture_resample, in csrc/resample.c. New ancestors (B, M) of the rows of log_weights, and p complete, with
- * scratch memory; `p` holds seed, M and scheme. */
-Tensor resample_parameters(Call *call, const Tensor *log_weights, Resample *p);
+/* In csrc/resample.c. p complete for the rows of log_weights, with scratch memory; it holds seed, M and scheme. The ancestors
+ * are the caller's. */
+void resample_parameters(Call *call, const Tensor *log_weights, Resample *p);
 /* Fills the ancestors. */
 void resample_rows(Call *call, const Tensor *log_weights, Kernels kernels, Resample *p);
 #endif

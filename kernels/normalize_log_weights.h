@@ -32,6 +32,8 @@ INLINE int64_t normalize_parts(int64_t N) {
     int64_t parts = (N + NORMALIZE_PART - 1) / NORMALIZE_PART;
     return parts < 256 ? parts : 256;
 }
+/* CPU: rows that are worth a thread. */
+INLINE int64_t normalize_grain(int64_t N) { return 1 + 16384 / (N + 1); }
 #define NORMALIZE_SCRATCH(B, N) (normalize_parts(N) > 1 ? (B) * normalize_parts(N) * 3 * 8 : 0)
 
 void normalize_log_weights_f32(int64_t begin, int64_t end, void *parameters);

@@ -5,6 +5,8 @@ from ._layers import flatten_parameters as flatten_parameters
 from ._layers import layers_of as layers_of
 from ._operator import reference as reference
 from ._operator import reference_active as reference_active
+from .filter_poses import FilteredPoses as FilteredPoses
+from .filter_poses import filter_poses as filter_poses
 from .find_modes import find_modes as find_modes
 from .iwsg_log_weights import iwsg_log_weights as iwsg_log_weights
 from .log_i0 import log_i0 as log_i0

@@ -152,14 +152,16 @@ class Fields(NamedTuple):
 class _Rows(NamedTuple):
     """Sequences in the order in which their filter goes through them, step by step."""
 
-    codes: Sequence[Tensor]
+    codes: Tensor
+    """(B, T, ...)."""
     moves: Sequence[Tensor | None]
     observed: Sequence[Tensor | None]
     moving: Sequence[Tensor | None]
     """bool (B,): whether the step moves the particles; None: it moves all."""
-    draws: Sequence[Tensor]
-    """int64 (B,): seed of the resampling."""
-    noise: Sequence[Tensor]
+    draws: Tensor
+    """int64 (T, B): seeds of the resampling."""
+    noise: Tensor
+    """(T, B, N, K)."""
 
 
 class ParticleFilter(nn.Module):
@@ -309,11 +311,12 @@ class ParticleFilter(nn.Module):
     def _sequence(self, models: Models, rows: _Rows, states: Tensor, seed: Tensor) -> Fields:
         """All steps, one after the other."""
         steps: list[FilterState] = []
-        for k, code in enumerate(rows.codes):
+        draws, noise = rows.draws.unbind(), rows.noise.unbind()
+        for k, code in enumerate(rows.codes.unbind(1)):
             if k == 0:
                 predicted, ancestors = self._begin(states)
             else:
-                predicted, ancestors = self._predict(models, steps[-1].posterior, rows.draws[k], rows.noise[k], rows.moves[k])
+                predicted, ancestors = self._predict(models, steps[-1].posterior, draws[k], noise[k], rows.moves[k])
                 if (moving := rows.moving[k]) is not None:
                     predicted, ancestors = self._stay(moving, predicted, ancestors, steps[-1])
             steps.append(self._update(models, k, seed, predicted, ancestors, code, rows.observed[k]))
@@ -431,15 +434,15 @@ class MixtureDensityParticleFilter(ParticleFilter):
         return Particles(z, log_weights), ancestors
 
     def _sequence(self, models: Models, rows: _Rows, states: Tensor, seed: Tensor) -> Fields:
-        """As one node of the graph, where that can be."""
+        """As one call, where that can be."""
         general = rows.moves[0] is not None or rows.observed[0] is not None or rows.moving[0] is not None
         general = general or states.size(1) != self.n_particles
         if not general and (len(self.space.linear), self.space.n_angular) == (2, 1) and models.bandwidths is not None:
             wrapped = self.space.wrap(states)
-            fields = pose_sequence.run(models, models.bandwidths, wrapped, rows.codes, rows.noise, rows.draws, self.resampling)
-            if fields is not None:
-                moved, predicted, posterior, ancestors, log_sum, ess = fields
-                return Fields(moved, predicted, posterior, ancestors, log_sum == -math.inf, log_sum, ess)
+            steps = pose_sequence.run(models, models.bandwidths, wrapped, rows.codes, rows.noise, rows.draws, self.resampling)
+            if steps is not None:
+                *particles, ancestors, log_sum, ess = steps
+                return Fields(*particles, ancestors, log_sum == -math.inf, log_sum, ess)
         return super()._sequence(models, rows, states, seed)
 
 
@@ -529,7 +532,7 @@ def _rows(filters: Sequence[ParticleFilter], sequences: Sequence[Sequences], cod
             last = s.lengths.unsqueeze(1) - int(f.reverse)
             moving.append(order(torch.arange(T, device=states.device) < last))
     draws, noise = _random(filters, [s.seed for s in sequences], range(T), states)
-    return _Rows(torch.cat(codes).unbind(1), _steps(moves, T), _steps(observed, T), _steps(moving, T), draws, noise)
+    return _Rows(torch.cat(codes), _steps(moves, T), _steps(observed, T), _steps(moving, T), draws, noise)
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -547,8 +550,8 @@ def _steps(tensors: list[Tensor], T: int) -> Sequence[Tensor | None]:
 
 def _random(
     filters: Sequence[ParticleFilter], seeds: Sequence[Tensor], times: range, like: Tensor
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Seeds (B,) of the draws and noise (B, N, K) for each of these times, in the filters' order; they depend on a sequence's
+) -> tuple[Tensor, Tensor]:
+    """Seeds (T, B) of the draws and noise (T, B, N, K) for these T times, in the filters' order; they depend on a sequence's
     seed and time alone."""
     keys = []
     for stream in range(2):
@@ -556,7 +559,7 @@ def _random(
         keys.append(torch.cat([_backwards(k) if f.reverse else k for f, k in by_filter]).mT.contiguous())
     shape = (like.size(0), filters[0].n_particles, filters[0].dynamics.noise_size)
     noise = ops.philox_normal(keys[1].flatten(), (len(times) * shape[0], *shape[1:]), dtype=like.dtype)
-    return keys[0].unbind(0), noise.unflatten(0, (len(times), shape[0])).unbind(0)
+    return keys[0], noise.unflatten(0, (len(times), shape[0]))
 
 
 def _beliefs(filters: Sequence[ParticleFilter], fields: Fields) -> list[FilterBeliefs]:

@@ -1,0 +1,77 @@
+/* See filter_models.h. */
+#include "filter_models.h"
+
+#include "move_poses.h"
+#include "weigh_poses.h"
+
+static const int64_t none[MAX_DIM];
+
+FilterModels take_filter_models(Call *call, const StableIValue *values, const Tensor *states, const Tensor *grad) {
+    StableIValue inner;
+    FilterModels m = {.bandwidths = take_shared_tensor(call, values[0], "bandwidths", 2),
+                      .codes = take_tensor(call, values[1], "codes", 3),
+                      .noise = {.size = none},
+                      .move = {.x = *states, .condition = {.size = none}},
+                      .weigh = {.x = *states, .extra = {.size = none}}};
+    if (take_optional(values[2], &inner)) m.noise = take_tensor(call, inner, "noise", 4);
+    m.move.weights = take_shared_tensor(call, values[3], "move_weights", 2);
+    Tensor scale = take_tensor(call, values[5], "scale", 1);
+    m.weigh.weights = take_shared_tensor(call, values[6], "weigh_weights", 2);
+    const int64_t T = m.codes.size[0], B = states->size[0], N = states->size[1];
+    const double minimum = take_float(values[8]);
+    expect_like(call, &m.bandwidths, "bandwidths", states, "states");
+    expect_like(call, &m.codes, "codes", states, "states");
+    expect_like(call, &scale, "scale", states, "states");
+    if (m.noise.handle) expect_like(call, &m.noise, "noise", states, "states");
+    expect_size(call, &m.bandwidths, "bandwidths", 2, (int64_t[]){B, 3});
+    expect_size(call, &m.codes, "codes", 3, (int64_t[]){T, B, m.codes.size[2]});
+    expect_size(call, &m.noise, "noise", 4, (int64_t[]){T, B, N, m.noise.size[3]});
+    expect_size(call, &scale, "scale", 1, (int64_t[]){4});
+    expect(call, T > 0, "codes: expected at least one step, got 0");
+    expect(call, N > 0, "states: expected at least one particle, got 0");
+    expect(call, minimum >= 1e-30 && minimum < 1, "minimum: expected a number in [1e-30, 1), got %g", minimum);
+    move_poses_form(&m.moves, scale.data);
+    weigh_poses_form(&m.weighs, minimum, 0); /* nothing further enters */
+    m.moves.E = (int)m.noise.size[3], m.weighs.K = (int)m.codes.size[2];
+    network_parameters(call, &m.move, "states", values[4], &m.moves, grad);
+    network_parameters(call, &m.weigh, "states", values[7], &m.weighs, grad);
+    expect_shares(call, &m.moves, 4);
+    expect_shares(call, &m.weighs, 1);
+    return m;
+}
+
+static void set_move(FilterModels *m, int64_t t, const Tensor *x) {
+    m->move.x = *x;
+    m->move.extra = step_of(&m->noise, t);
+    network_inputs(&m->move, &m->moves);
+}
+
+static void set_weigh(FilterModels *m, int64_t t, const Tensor *x) {
+    m->weigh.x = *x;
+    m->weigh.condition = step_of(&m->codes, t);
+    network_inputs(&m->weigh, &m->weighs);
+}
+
+void move_at(Call *call, FilterModels *m, int64_t t, const Tensor *x, const Tensor *moved) {
+    set_move(m, t, x);
+    m->moves.y = moved->data;
+    network_forward(call, &m->move, &m->moves, move_poses_forward_cuda);
+}
+
+void weigh_at(Call *call, FilterModels *m, int64_t t, const Tensor *x, const Tensor *log_weights) {
+    set_weigh(m, t, x);
+    m->weighs.y = log_weights->data;
+    network_forward(call, &m->weigh, &m->weighs, weigh_poses_forward_cuda);
+}
+
+NetworkGradients move_backward_at(Call *call, FilterModels *m, int64_t t, const Tensor *x, const Tensor *grad) {
+    set_move(m, t, x);
+    m->moves.grad_y = grad->data;
+    return network_backward(call, &m->move, &m->moves, 0, move_poses_backward_cuda);
+}
+
+NetworkGradients weigh_backward_at(Call *call, FilterModels *m, int64_t t, const Tensor *x, const Tensor *grad) {
+    set_weigh(m, t, x);
+    m->weighs.grad_y = grad->data;
+    return network_backward(call, &m->weigh, &m->weighs, 1, weigh_poses_backward_cuda);
+}

@@ -1,0 +1,26 @@
+/* A step of filter_poses, forward and backward: which kernels run, in which order. */
+#ifndef MDPS_FILTER_STEPS_H
+#define MDPS_FILTER_STEPS_H
+#include "filter_models.h"
+
+/* What T steps leave: states (T, B, N, 3); log-weights before and after the observations, and ancestors, (T, B, N); log_sum and
+ * ess (T, B); what was drawn for the steps but the first, (T - 1, B, N, 3). */
+typedef struct {
+    Tensor states, predicted, posterior, ancestors, log_sum, ess, drawn;
+} FilterSteps;
+
+/* What is asked of these, each of its size or missing; and, in the end, what is asked of the arguments: `state` (B, N, 3) of
+ * the first states. `state` and `weights` (B, N) are between steps what is asked of the states and log-weights of the step
+ * before; `likelihood` (B, N) is of this step, `zeros` (B) are zeros. */
+typedef struct {
+    Tensor states, predicted, posterior, log_sum, ess;
+    Tensor state, weights, likelihood, zeros;
+    Tensor bandwidths, codes, move_weights, weigh_weights;
+} FilterGradients;
+
+/* sum = a + b, of those that are there. */
+void add_up(Call *call, Tensor sum, Tensor a, Tensor b);
+/* Step t from the one before; seeds (T, B), `scratch` (B, N). */
+void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const Tensor *seeds, int scheme, const Tensor *scratch);
+void filter_step_backward(Call *call, FilterModels *m, const FilterSteps *s, int64_t t, FilterGradients *g);
+#endif

@@ -1,0 +1,200 @@
+"""All steps of a Mixture Density Particle Filter over poses, with small networks as its models."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _arguments as check
+from . import _networks
+from ._layers import Layer
+from ._operator import one_by_one, operator, reference_active
+from .iwsg_log_weights import iwsg_log_weights_reference
+from .mixture_resample import mixture_resample_reference
+from .move_poses import move_poses_reference
+from .normalize_log_weights import normalize_log_weights_reference
+from .resample import SCHEMES
+from .weigh_poses import weigh_poses_reference
+
+_MOVE, _WEIGH = _networks.Names("states", "noise"), _networks.Names("states", "extra")
+
+
+class FilteredPoses(NamedTuple):
+    """What a filter believed at each of T steps."""
+
+    states: Tensor
+    """(B, T, N, 3), headings in [-pi, pi) from the second step on."""
+    predicted: Tensor
+    """(B, T, N), log-weights before the observation: -log N, with the gradient of the draws (IWSG)."""
+    posterior: Tensor
+    """(B, T, N), normalised log-weights after it."""
+    ancestors: Tensor
+    """(B, T, N) int64, particles of the step before."""
+    log_sum: Tensor
+    """(B, T), log of the mean likelihood of the particles."""
+    ess: Tensor
+    """(B, T), effective sample size of the posterior."""
+
+
+def filter_poses(
+    states: Tensor,
+    codes: Tensor,
+    seeds: Tensor,
+    bandwidths: Tensor,
+    move: tuple[Tensor, Sequence[Layer]],
+    weigh: tuple[Tensor, Sequence[Layer]],
+    scale: Tensor,
+    *,
+    noise: Tensor | None = None,
+    minimum: float = 1e-5,
+    scheme: str = "stratified",
+) -> FilteredPoses:
+    """Filter T observations: weigh the particles, and for each further step draw from their mixture, move, weigh.
+
+    The steps are those of `mixture_resample` (with `iwsg_log_weights`), `move_poses`, `weigh_poses` and
+    `normalize_log_weights`: the same numbers bit for bit, gradients up to rounding, in one call and one node of the graph.
+
+    Args:
+        states: (B, N, 3), the first particles: x, y and heading in radians; float32 or float64 (half types are computed in
+            float32).
+        codes: (B, T, K), of the observations, T >= 1: the condition of `weigh_poses`. K <= 256.
+        seeds: int64 (B, T), of the draws; the first of a row is not used. Best transposed from (T, B), as codes and noise.
+        bandwidths: (3) or (B, 3), of the mixture that is drawn from: two standard deviations, and the heading's.
+        move: weights (P) or (R, P) and layers, as for `move_poses`.
+        weigh: weights (P) or (R, P) and layers, as for `weigh_poses`.
+        scale: (4), as for `move_poses`. A constant.
+        noise: (B, T, N, E), as for `move_poses`; the first of a row is not used. A constant. None: steps are not random.
+        minimum: as for `weigh_poses`.
+        scheme: of resampling: "multinomial", "stratified", "systematic" or "residual"; see `resample`.
+
+    Returns:
+        `FilteredPoses`. Gradients flow to states, codes, bandwidths and both weights.
+
+    Raises:
+        TypeError: not real tensors of one dtype, not int64 seeds. ValueError: shapes, devices, layers, minimum or scheme; in
+            backward, bandwidths that are not positive and finite.
+
+    Cost: that of the operators, O(T B N) forward and O(T B N^2) backward; O(T B N) memory for what backward needs.
+    Source: the paper, sections 2.3 and 2.4.
+    """
+    names = ("states", "codes", "bandwidths", "move", "weigh", "scale")
+    given = states, codes, bandwidths, move[0], weigh[0], scale
+    given = check.reals(names, *given) if noise is None else check.reals((*names, "noise"), *given, noise)
+    states, codes, bandwidths, scale = *given[:3], given[5]
+    noise = None if noise is None or noise.size(-1) == 0 else given[6]
+    number = check.choice("scheme", scheme, SCHEMES)
+    check.shape("states", states, "(B, N, 3)", *states.shape[:2], 3)
+    B, N = states.shape[:2]
+    check.shape("codes", codes, "(B, T, K)", B, *codes.shape[1:3])
+    T = codes.size(1)
+    if T == 0 or N == 0:
+        raise ValueError(f"codes, states: expected at least one step and one particle, got T = {T} and N = {N}")
+    check.shape("bandwidths", bandwidths, "(3) or (B, 3)", *(() if bandwidths.dim() == 1 else (B,)), 3)
+    check.shape("seeds", seeds, "(B, T)", B, T)
+    if seeds.dtype != torch.int64 or seeds.device != states.device:
+        raise TypeError(f"seeds: expected int64 on {states.device}, got {seeds.dtype} on {seeds.device}")
+    if noise is not None:
+        check.shape("noise", noise, "(B, T, N, E)", B, T, N, noise.size(-1))
+    first = None if noise is None else noise[:, 0]
+    *_, move_layers = _networks.arguments(_MOVE, states, given[3], move[1], first, None, inputs=2)
+    *_, weigh_layers = _networks.arguments(_WEIGH, states, given[4], weigh[1], None, codes[:, 0], inputs=4)
+    _networks.ends_in_shares(move[1], 4)
+    _networks.ends_in_shares(weigh[1], 1)
+    check.shape("scale", scale, "(4)", 4)
+    if not 1e-30 <= minimum < 1:
+        raise ValueError(f"minimum: expected a number in [1e-30, 1), got {minimum}")
+    for name, constant in (("scale", scale), ("noise", noise)):
+        if constant is not None and constant.requires_grad:
+            raise ValueError(f"{name}: expected a constant, got a tensor that requires a gradient")
+    by_step = None if noise is None else noise.transpose(0, 1)
+    models = bandwidths, codes.transpose(0, 1), by_step, given[3], move_layers, scale, given[4], weigh_layers, minimum
+    f = filter_poses_reference if reference_active() else _filter
+    return FilteredPoses(*(x.transpose(0, 1) for x in f(states, *models, seeds.T, number)[:6]))
+
+
+def filter_poses_reference(
+    states: Tensor,
+    bandwidths: Tensor,
+    codes: Tensor,
+    noise: Tensor | None,
+    move_weights: Tensor,
+    move_layers: list[int],
+    scale: Tensor,
+    weigh_weights: Tensor,
+    weigh_layers: list[int],
+    minimum: float,
+    seeds: Tensor,
+    scheme: int,
+) -> tuple[Tensor, ...]:
+    """The same in plain PyTorch; codes, noise, seeds and the results have their steps first, as the operator's."""
+    B, N = states.shape[:2]
+    predicted = states.new_full((B, N), -math.log(N))
+    ancestors = torch.arange(N, device=states.device).expand(B, N)
+    steps: list[tuple[Tensor, ...]] = []
+    for t, code in enumerate(codes):
+        if t > 0:
+            mixture = states, steps[-1][2], bandwidths
+            with torch.no_grad():
+                drawn, ancestors = mixture_resample_reference(*mixture, seeds[t], N, 1, scheme, 0)
+            predicted = iwsg_log_weights_reference(drawn, *mixture, 1) - math.log(N)
+            states = move_poses_reference(drawn, None if noise is None else noise[t], None, move_weights, move_layers, scale)
+        likelihood = weigh_poses_reference(states, None, code, weigh_weights, weigh_layers, minimum, -math.inf)
+        posterior, log_sum, ess = normalize_log_weights_reference(predicted + likelihood)
+        steps.append((states, predicted, posterior, ancestors, log_sum, ess))
+    return tuple(torch.stack(x) for x in zip(*steps))
+
+
+def _save(ctx, args, out):
+    _, bandwidths, codes, noise, move_weights, ctx.move_layers, scale, weigh_weights, ctx.weigh_layers, ctx.minimum, *_ = args
+    states, _, posterior, ancestors, log_sum, ess, drawn = out
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(ancestors, drawn)
+    models = bandwidths, codes, noise, move_weights, scale, weigh_weights
+    ctx.save_for_backward(states, posterior, log_sum, ess, drawn, *models)
+
+
+def _gradients(ctx, states, predicted, posterior, _, log_sum, ess, __):
+    *steps, bandwidths, codes, noise, move_weights, scale, weigh_weights = ctx.saved_tensors
+    models = bandwidths, codes, noise, move_weights, ctx.move_layers, scale, weigh_weights, ctx.weigh_layers, ctx.minimum
+    try:
+        grads = _backward(states, predicted, posterior, log_sum, ess, *steps, *models)
+    except RuntimeError as error:
+        raise check.named(error) from None
+    to_states, to_bandwidths, to_codes, to_move, to_weigh = grads
+    by_argument = (to_states, to_bandwidths, to_codes, None, to_move, None, None, to_weigh, None, None, None, None)
+    return tuple(g if n else None for g, n in zip(by_argument, ctx.needs_input_grad))
+
+
+_backward = operator("filter_poses_backward")
+_filter = operator("filter_poses", _save, _gradients)
+
+
+def _map(name: str) -> None:
+    """vmap: the batch is not the first dimension here, so calls run one after the other."""
+    op = getattr(torch.ops.mdps, name).default
+
+    @torch.library.register_vmap(f"mdps::{name}")
+    def _(info, in_dims, *args):
+        out = one_by_one(op, info.batch_size, in_dims, args)
+        return out, (0,) * len(out)
+
+
+_map("filter_poses")
+_map("filter_poses_backward")
+
+
+@torch.library.register_fake("mdps::filter_poses")
+def _(states, bandwidths, codes, noise, move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum, seeds, scheme):
+    (T, B), N = codes.shape[:2], states.size(1)
+    row = states.new_empty(T, B, N)
+    ancestors, number = seeds.new_empty(T, B, N), states.new_empty(T, B)
+    drawn = states.new_empty(T - 1, B, N, 3)
+    return states.new_empty(T, B, N, 3), row, torch.empty_like(row), ancestors, number, torch.empty_like(number), drawn
+
+
+@torch.library.register_fake("mdps::filter_poses_backward")
+def _(grad_states, grad_predicted, grad_posterior, grad_log_sum, grad_ess, states, posterior, log_sum, ess, drawn, *models):
+    bandwidths, codes, _, move_weights, _, _, weigh_weights, *_ = models
+    return states.new_empty(states.shape[1:]), *(x.new_empty(x.shape) for x in (bandwidths, codes, move_weights, weigh_weights))
