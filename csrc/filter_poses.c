@@ -24,12 +24,12 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     FilterPosesBegin p = {B, N, s.predicted.data, s.ancestors.data};
     run(&call, &initial, KERNELS(filter_poses_begin), &p, T * B * N, 1 << 15);
     if (ok(&call)) add_up(&call, step_of(&s.states, 0), initial, (Tensor){0});
-    for (int64_t t = 0; ok(&call) && t < T; t++)
-        filter_step(&call, &m, &s, t, &seeds, (int)take_int(stack[11]), &scratch);
+    for (int64_t t = 0; ok(&call) && t < T; t++) filter_step(&call, &m, &s, t, &seeds, (int)take_int(stack[11]), &scratch);
     finish(&call, stack, 7, (Tensor[]){s.states, s.predicted, s.posterior, s.ancestors, s.log_sum, s.ess, s.drawn});
 }
 OPERATOR(filter_poses,
-         "filter_poses(Tensor states, " MODELS ", Tensor seeds, int scheme) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+         "filter_poses(Tensor states, " MODELS
+         ", Tensor seeds, int scheme) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
          "Tensor)",
          forward)
 

@@ -37,7 +37,8 @@ static void predict(Call *call, FilterModels *m, FilterSteps *s, int64_t t, cons
     move_at(call, m, t, &drawn, &moved);
 }
 
-void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const Tensor *seeds, int scheme, const Tensor *scratch) {
+void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const Tensor *seeds, int scheme,
+                 const Tensor *scratch) {
     const int kept = call->n_owned;
     Tensor here = step_of(&s->states, t);
     if (t > 0) predict(call, m, s, t, seeds, scheme);

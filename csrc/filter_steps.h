@@ -21,6 +21,7 @@ typedef struct {
 /* sum = a + b, of those that are there. */
 void add_up(Call *call, Tensor sum, Tensor a, Tensor b);
 /* Step t from the one before; seeds (T, B), `scratch` (B, N). */
-void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const Tensor *seeds, int scheme, const Tensor *scratch);
+void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const Tensor *seeds, int scheme,
+                 const Tensor *scratch);
 void filter_step_backward(Call *call, FilterModels *m, const FilterSteps *s, int64_t t, FilterGradients *g);
 #endif

@@ -16,7 +16,7 @@ typedef struct {
  * stack. p has its form (small_network.h), or is all 0; grad_y makes it ready for the backward pass. Without layers that fit
  * each other p->n_layers is 0. */
 Network take_network(Call *call, const StableIValue *values, const char *x_name, SmallNetwork *p, const Tensor *grad_y);
-/* The second half of it, of tensors that fit each other; p has E and K too. A loop sets other inputs of these sizes after it. */
+/* The second half of it, of tensors that fit each other; p has E and K too. Other inputs of these sizes may follow. */
 void network_parameters(Call *call, const Network *network, const char *x_name, StableIValue layers, SmallNetwork *p,
                         const Tensor *grad_y);
 static inline void network_inputs(const Network *a, SmallNetwork *p) {

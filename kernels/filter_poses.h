@@ -1,7 +1,7 @@
 /* What a Mixture Density Particle Filter over poses does between the operators of its steps.
  *
  * T steps on B rows of N particles (x, y, heading): filter_poses runs mixture_resample, move_poses, weigh_poses and
- * normalize_log_weights, and backward their derivatives with that of iwsg_log_weights, in the order that csrc/filter_poses.c
+ * normalize_log_weights, and backward their derivatives with that of iwsg_log_weights, in the order that csrc/filter_steps.c
  * has. Here is what remains:
  *
  *   begin   predicted (T, B, N) = -log N, the weights of fresh draws; ancestors (B, N) of the first step: 0 to N - 1

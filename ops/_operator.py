@@ -108,6 +108,16 @@ def one_by_one(op: Callable[..., Any], n: int, in_dims: tuple, args: tuple) -> A
     return tuple(torch.stack(r) for r in zip(*results)) if isinstance(results[0], tuple) else torch.stack(results)
 
 
+def map_one_by_one(name: str) -> None:
+    """Register vmap for torch.ops.mdps.<name>, where the batch is not the first dimension: mapped calls run one by one."""
+    op = getattr(torch.ops.mdps, name).default
+
+    @torch.library.register_vmap(f"mdps::{name}")
+    def rule(info, in_dims, *args):
+        out = one_by_one(op, info.batch_size, in_dims, args)
+        return out, (0,) * len(out)
+
+
 def map_batch(name: str, shared: dict[int, int | None] | None = None, seed: int | None = None) -> None:
     """Register vmap for torch.ops.mdps.<name>: the mapped dimension is merged with the batch, the first of every tensor.
 

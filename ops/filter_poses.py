@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +10,13 @@ from torch import Tensor
 from . import _arguments as check
 from . import _networks
 from ._layers import Layer
-from ._operator import one_by_one, operator, reference_active
+from ._operator import map_one_by_one, operator, reference_active
 from .iwsg_log_weights import iwsg_log_weights_reference
 from .mixture_resample import mixture_resample_reference
 from .move_poses import move_poses_reference
 from .normalize_log_weights import normalize_log_weights_reference
 from .resample import SCHEMES
 from .weigh_poses import weigh_poses_reference
-
-_MOVE, _WEIGH = _networks.Names("states", "noise"), _networks.Names("states", "extra")
 
 
 class FilteredPoses(NamedTuple):
@@ -80,55 +78,67 @@ def filter_poses(
     Source: the paper, sections 2.3 and 2.4.
     """
     names = ("states", "codes", "bandwidths", "move", "weigh", "scale")
+    for name, model in (("move", move), ("weigh", weigh)):
+        if not isinstance(model, tuple) or len(model) != 2:
+            raise TypeError(f"{name}: expected a pair (weights, layers), got {type(model).__name__}")
     given = states, codes, bandwidths, move[0], weigh[0], scale
     given = check.reals(names, *given) if noise is None else check.reals((*names, "noise"), *given, noise)
-    states, codes, bandwidths, scale = *given[:3], given[5]
-    noise = None if noise is None or noise.size(-1) == 0 else given[6]
-    number = check.choice("scheme", scheme, SCHEMES)
-    check.shape("states", states, "(B, N, 3)", *states.shape[:2], 3)
-    B, N = states.shape[:2]
-    check.shape("codes", codes, "(B, T, K)", B, *codes.shape[1:3])
-    T = codes.size(1)
-    if T == 0 or N == 0:
-        raise ValueError(f"codes, states: expected at least one step and one particle, got T = {T} and N = {N}")
-    check.shape("bandwidths", bandwidths, "(3) or (B, 3)", *(() if bandwidths.dim() == 1 else (B,)), 3)
-    check.shape("seeds", seeds, "(B, T)", B, T)
-    if seeds.dtype != torch.int64 or seeds.device != states.device:
-        raise TypeError(f"seeds: expected int64 on {states.device}, got {seeds.dtype} on {seeds.device}")
+    states, codes, bandwidths, move_weights, weigh_weights, scale = given[:6]
+    B, N, T = _sizes(states, codes, bandwidths, seeds)
     if noise is not None:
-        check.shape("noise", noise, "(B, T, N, E)", B, T, N, noise.size(-1))
+        noise = given[6]
+        if noise.dim() != 4 or noise.shape[:3] != (B, T, N):
+            raise ValueError(f"noise: expected shape (B, T, N, E) = ({B}, {T}, {N}, E), got {tuple(noise.shape)}")
     first = None if noise is None else noise[:, 0]
-    *_, move_layers = _networks.arguments(_MOVE, states, given[3], move[1], first, None, inputs=2)
-    *_, weigh_layers = _networks.arguments(_WEIGH, states, given[4], weigh[1], None, codes[:, 0], inputs=4)
-    _networks.ends_in_shares(move[1], 4)
-    _networks.ends_in_shares(weigh[1], 1)
+    move_layers = _layers("move", _networks.Names("states", "noise"), (states, move_weights, move[1], first, None), 2, 4)
+    weigh_layers = _layers(
+        "weigh", _networks.Names("states", "extra"), (states, weigh_weights, weigh[1], None, codes[:, 0]), 4, 1
+    )
     check.shape("scale", scale, "(4)", 4)
     if not 1e-30 <= minimum < 1:
         raise ValueError(f"minimum: expected a number in [1e-30, 1), got {minimum}")
     for name, constant in (("scale", scale), ("noise", noise)):
         if constant is not None and constant.requires_grad:
             raise ValueError(f"{name}: expected a constant, got a tensor that requires a gradient")
-    by_step = None if noise is None else noise.transpose(0, 1)
-    models = bandwidths, codes.transpose(0, 1), by_step, given[3], move_layers, scale, given[4], weigh_layers, minimum
+    number = check.choice("scheme", scheme, SCHEMES)
+    by_step = None if noise is None or noise.size(3) == 0 else noise.transpose(0, 1)
+    models = codes.transpose(0, 1), by_step, move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum
     f = filter_poses_reference if reference_active() else _filter
-    return FilteredPoses(*(x.transpose(0, 1) for x in f(states, *models, seeds.T, number)[:6]))
+    return FilteredPoses(*(x.transpose(0, 1) for x in f(states, bandwidths, *models, seeds.T, number)[:6]))
+
+
+def _sizes(states: Tensor, codes: Tensor, bandwidths: Tensor, seeds: Tensor) -> tuple[int, int, int]:
+    """Check shapes; B, N and T."""
+    check.shape("states", states, "(B, N, 3)", *states.shape[:2], 3)
+    B, N = states.shape[:2]
+    if codes.dim() != 3 or codes.size(0) != B:
+        raise ValueError(f"codes: expected shape (B, T, K) = ({B}, T, K), got {tuple(codes.shape)}")
+    T = codes.size(1)
+    if T == 0 or N == 0:
+        raise ValueError(f"codes, states: expected at least one step and one particle, got T = {T} and N = {N}")
+    check.shape("bandwidths", bandwidths, "(3) or (B, 3)", *(() if bandwidths.dim() == 1 else (B,)), 3)
+    if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64 or seeds.device != states.device:
+        got = f"{seeds.dtype} on {seeds.device}" if isinstance(seeds, Tensor) else type(seeds).__name__
+        raise TypeError(f"seeds: expected int64 on {states.device}, got {got}")
+    check.shape("seeds", seeds, "(B, T)", B, T)
+    return B, N, T
+
+
+def _layers(name: str, names: _networks.Names, given: tuple, inputs: int, out: int) -> list[int]:
+    """Check a step's arguments of a model; the operator's integers of its layers."""
+    try:
+        *_, layers = _networks.arguments(names, *given, inputs=inputs)
+        _networks.ends_in_shares(given[2], out)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return layers
 
 
 def filter_poses_reference(
-    states: Tensor,
-    bandwidths: Tensor,
-    codes: Tensor,
-    noise: Tensor | None,
-    move_weights: Tensor,
-    move_layers: list[int],
-    scale: Tensor,
-    weigh_weights: Tensor,
-    weigh_layers: list[int],
-    minimum: float,
-    seeds: Tensor,
-    scheme: int,
+    states: Tensor, bandwidths: Tensor, codes: Tensor, noise: Tensor | None, *models: Any
 ) -> tuple[Tensor, ...]:
     """The same in plain PyTorch; codes, noise, seeds and the results have their steps first, as the operator's."""
+    move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum, seeds, scheme = models
     B, N = states.shape[:2]
     predicted = states.new_full((B, N), -math.log(N))
     ancestors = torch.arange(N, device=states.device).expand(B, N)
@@ -171,18 +181,8 @@ _backward = operator("filter_poses_backward")
 _filter = operator("filter_poses", _save, _gradients)
 
 
-def _map(name: str) -> None:
-    """vmap: the batch is not the first dimension here, so calls run one after the other."""
-    op = getattr(torch.ops.mdps, name).default
-
-    @torch.library.register_vmap(f"mdps::{name}")
-    def _(info, in_dims, *args):
-        out = one_by_one(op, info.batch_size, in_dims, args)
-        return out, (0,) * len(out)
-
-
-_map("filter_poses")
-_map("filter_poses_backward")
+map_one_by_one("filter_poses")
+map_one_by_one("filter_poses_backward")
 
 
 @torch.library.register_fake("mdps::filter_poses")

@@ -24,6 +24,9 @@ EXACT = {"philox_uniform"}
 DRAWS = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of normal deviates in standard deviations, of angles in radians: both come from the same words."""
 
+FILTER = {torch.float32: 1e-3, torch.float64: 1e-9}
+"""Of what a few steps of a filter leave, each of which rounds."""
+
 SAVED = {"mixture_log_prob": (1,), "two_filter_log_prob": (3, 4), "transport_resample": (2, 3)}
 """Outputs that nobody sees: log2_sum also says which pass made it, and the two do not choose alike. Backward takes either. And
 numbers of steps, where float32 cannot reach the threshold, with the potentials that these end in."""
@@ -102,6 +105,9 @@ def _bound(c: Call, want: Tensor) -> Tensor:
         return DRAWS[want.dtype] * (size + bandwidths.abs().nan_to_num(posinf=0.0))
     if c.name.startswith("philox_"):
         return DRAWS[want.dtype] * (1 + size)
+    if c.name.startswith("filter_poses"):  # all steps of a filter, from the same words
+        scale = max(size.max().item(), 1.0) if want.numel() else 1.0
+        return FILTER[want.dtype] * (scale if c.name.endswith("_backward") else 1 + size)
     scale = max(size.max().item(), 1e-3) if c.name.endswith("_backward") and want.numel() else 1.0
     return c.atol * scale + c.rtol * size
 
@@ -112,7 +118,7 @@ def _distance(c: Call, got: Tensor, want: Tensor) -> Tensor:
     if c.name == "philox_von_mises":
         return torch.minimum(distance, 2 * torch.pi - distance)
     places = {"mixture_resample": 5, "transport_resample": 6}
-    if c.name == "move_poses" or (c.name in places and want.dim() == 3):
+    if c.name == "move_poses" or (c.name == "filter_poses" and want.dim() == 4) or (c.name in places and want.dim() == 3):
         dims, n_angular = want.shape[-1], c.args[places[c.name]] if c.name in places else 1
         return torch.where(torch.arange(dims) < dims - n_angular, distance, torch.minimum(distance, 2 * torch.pi - distance))
     return distance

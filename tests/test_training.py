@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from test_reproduce import alive, until
 
 pytest.importorskip("lightning")
 pytest.importorskip("matplotlib")
@@ -561,3 +562,18 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, method, start
             {k: v for k, v in a.items() if k != "rates"}, rel=1e-4
         )
     assert (both / "run/metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_end_together(tmp_path):
+    """SIGTERM to the first, as `timeout` and schedulers send it."""
+    command = ["train", "--config", config_file(tmp_path, max_epochs=1000), "--output", str(tmp_path / "run"), "--devices", "2"]
+    with (tmp_path / "log").open("w") as log:
+        parent = subprocess.Popen([sys.executable, bearings_only.__file__, *command], stdout=log, stderr=log)
+    until(lambda: len(staged.read_history(tmp_path / "run")) >= 2, 120)
+    children = [int(p) for p in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+    assert children
+    parent.terminate()
+    assert parent.wait(timeout=60) == 130
+    until(lambda: not any(map(alive, children)))
+    assert "goes on from the last whole epoch" in (tmp_path / "log").read_text()

@@ -13,6 +13,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -391,6 +392,15 @@ class EpochEnd(Callback):
         trainer.should_stop = not module.active
 
 
+class Termination(Callback):
+    """SIGTERM ends a run as Ctrl+C does. Lightning's own handler, which it takes back in the end, would wait for processes that
+    wait for this one."""
+
+    def on_train_start(self, trainer, module):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def train(
     models: Sequence[nn.Module],
     data: L.LightningDataModule | Sequence[L.LightningDataModule],
@@ -412,7 +422,7 @@ def train(
 
     Raises:
         ConfigurationError: see `device`.
-        KeyboardInterrupt: Ctrl+C; everything up to the last whole epoch is in the folders.
+        KeyboardInterrupt: Ctrl+C or SIGTERM; everything up to the last whole epoch is in the folders.
         FloatingPointError: no epoch of a stage had a finite validation loss.
     """
     shared = shared_folder(folders)
@@ -447,7 +457,7 @@ def _train_stage(
         strategy=Together() if machine["devices"] > 1 else "auto",
         use_distributed_sampler=False,
         max_epochs=stage.max_epochs or module.schedule.max_epochs,
-        callbacks=[end, Progress(title, end)],
+        callbacks=[end, Progress(title, end), Termination()],
         logger=TensorBoardLogger(shared, name="tensorboard", version=name),
         enable_checkpointing=False,
         enable_progress_bar=False,

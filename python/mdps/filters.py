@@ -548,9 +548,7 @@ def _steps(tensors: list[Tensor], T: int) -> Sequence[Tensor | None]:
     return torch.cat(tensors).unbind(1) if tensors else [None] * T
 
 
-def _random(
-    filters: Sequence[ParticleFilter], seeds: Sequence[Tensor], times: range, like: Tensor
-) -> tuple[Tensor, Tensor]:
+def _random(filters: Sequence[ParticleFilter], seeds: Sequence[Tensor], times: range, like: Tensor) -> tuple[Tensor, Tensor]:
     """Seeds (T, B) of the draws and noise (T, B, N, K) for these T times, in the filters' order; they depend on a sequence's
     seed and time alone."""
     keys = []

@@ -9,6 +9,7 @@ import torch
 from table import RawCalls
 from test_move_poses import DYNAMICS
 from test_small_network import SMOOTHER, n_parameters
+from test_weigh_poses import MEASUREMENT
 from test_weigh_poses import SMOOTHER as WEIGHER
 from torch import Tensor
 
@@ -23,7 +24,8 @@ class Problem:
     wrt: tuple[int, ...] = ()
     """Arguments that have gradients."""
     pairs: int = 0
-    """Pairs that forward, and backward, go through; 0 where the cost is linear. Of iwsg_log_weights, backward alone."""
+    """Pairs that forward, and backward, go through; 0 where the cost is linear. Of iwsg_log_weights and filter_poses, backward
+    alone."""
 
     def forward(self) -> Any:
         with torch.no_grad():
@@ -103,12 +105,27 @@ def problems(B: int, N: int, device: str, dtype: torch.dtype = torch.float32) ->
             (x, weights, normal(B, N, 2), normal(B, 8)),
             (0, 1, 2, 3),
         ),
+        _filter(x, bandwidths, normal),
         _scores(B, N, normal),
         Problem("split_seed", lambda seeds: ops.split_seed(seeds, N), (ops.split_seed(seed, B),)),
         Problem("philox_uniform", draw(ops.philox_uniform), (seed,)),
         Problem("philox_normal", draw(ops.philox_normal), (seed,)),
         Problem("philox_von_mises", ops.philox_von_mises, (seed, logs.exp())),
     ]
+
+
+def _filter(x: Tensor, bandwidths: Tensor, normal: Callable[..., Tensor], T: int = 3) -> Problem:
+    """T steps with the networks of the bearings-only task."""
+    B, N = x.shape[:2]
+    seeds = torch.arange(T * B, device=x.device).reshape(T, B).T
+    move, weigh = normal(n_parameters(DYNAMICS, 2, 4, 0)), normal(n_parameters(MEASUREMENT, 4, 0, 8))
+    return Problem(
+        "filter_poses",
+        lambda x, c, b, m, w, s, e: ops.filter_poses(x, c, seeds, b, (m, DYNAMICS), (w, MEASUREMENT), s, noise=e),
+        (x, normal(B, T, 8), bandwidths, 0.4 * move, 0.4 * weigh, 5 * normal(4), normal(B, T, N, 4)),
+        (0, 1, 2, 3, 4),
+        (T - 1) * B * N * N,
+    )
 
 
 def _scores(B: int, N: int, normal: Callable[..., Tensor]) -> Problem:
