@@ -4,37 +4,45 @@
 #include "move_poses.h"
 #include "weigh_poses.h"
 
-static const int64_t none[MAX_DIM];
+static const NetworkNames MOVES = {"states", "noise", "condition", "move_weights", "move_layers"};
+static const NetworkNames WEIGHS = {"states", "extra", "codes", "weigh_weights", "weigh_layers"};
 
-FilterModels take_filter_models(Call *call, const StableIValue *values, const Tensor *states, const Tensor *grad) {
+static void expect_models(Call *call, const FilterModels *m, const Tensor *states, const Tensor *scale) {
+    const int64_t T = m->codes.size[0], B = states->size[0], N = states->size[1];
+    expect(call, T > 0, "codes: expected at least one step, got 0");
+    expect(call, N > 0, "states: expected at least one particle, got 0");
+    expect_like(call, &m->bandwidths, "bandwidths", states, "states");
+    expect_like(call, &m->codes, "codes", states, "states");
+    expect_like(call, scale, "scale", states, "states");
+    if (m->noise.handle) expect_like(call, &m->noise, "noise", states, "states");
+    expect_size(call, &m->bandwidths, "bandwidths", 2, (int64_t[]){B, 3});
+    expect_size(call, &m->codes, "codes", 3, (int64_t[]){T, B, m->codes.size[2]});
+    expect_size(call, &m->noise, "noise", 4, (int64_t[]){T, B, N, m->noise.size[3]});
+    expect_size(call, scale, "scale", 1, (int64_t[]){4});
+    expect_width(call, "codes", m->codes.size[2]);
+    if (m->noise.handle) expect_width(call, "noise", m->noise.size[3]);
+}
+
+FilterModels take_filter_models(Call *call, const StableIValue *values, const Tensor *states, bool backward) {
     StableIValue inner;
     FilterModels m = {.bandwidths = take_shared_tensor(call, values[0], "bandwidths", 2),
                       .codes = take_tensor(call, values[1], "codes", 3),
-                      .noise = {.size = none},
-                      .move = {.x = *states, .condition = {.size = none}},
-                      .weigh = {.x = *states, .extra = {.size = none}}};
+                      .noise = no_tensor(),
+                      .move = {.x = *states, .condition = no_tensor()},
+                      .weigh = {.x = *states, .extra = no_tensor()}};
     if (take_optional(values[2], &inner)) m.noise = take_tensor(call, inner, "noise", 4);
     m.move.weights = take_shared_tensor(call, values[3], "move_weights", 2);
     Tensor scale = take_tensor(call, values[5], "scale", 1);
     m.weigh.weights = take_shared_tensor(call, values[6], "weigh_weights", 2);
-    const int64_t T = m.codes.size[0], B = states->size[0], N = states->size[1];
     const double minimum = take_float(values[8]);
-    expect_like(call, &m.bandwidths, "bandwidths", states, "states");
-    expect_like(call, &m.codes, "codes", states, "states");
-    expect_like(call, &scale, "scale", states, "states");
-    if (m.noise.handle) expect_like(call, &m.noise, "noise", states, "states");
-    expect_size(call, &m.bandwidths, "bandwidths", 2, (int64_t[]){B, 3});
-    expect_size(call, &m.codes, "codes", 3, (int64_t[]){T, B, m.codes.size[2]});
-    expect_size(call, &m.noise, "noise", 4, (int64_t[]){T, B, N, m.noise.size[3]});
-    expect_size(call, &scale, "scale", 1, (int64_t[]){4});
-    expect(call, T > 0, "codes: expected at least one step, got 0");
-    expect(call, N > 0, "states: expected at least one particle, got 0");
+    const Tensor *grad = backward ? states : NULL; /* to be replaced: it says that there will be one */
+    expect_models(call, &m, states, &scale);
     expect(call, minimum >= 1e-30 && minimum < 1, "minimum: expected a number in [1e-30, 1), got %g", minimum);
     move_poses_form(&m.moves, scale.data);
     weigh_poses_form(&m.weighs, minimum, 0); /* nothing further enters */
-    m.moves.E = (int)m.noise.size[3], m.weighs.K = (int)m.codes.size[2];
-    network_parameters(call, &m.move, "states", values[4], &m.moves, grad);
-    network_parameters(call, &m.weigh, "states", values[7], &m.weighs, grad);
+    if (ok(call)) m.moves.E = (int)m.noise.size[3], m.weighs.K = (int)m.codes.size[2];
+    network_parameters(call, &m.move, &MOVES, values[4], &m.moves, grad);
+    network_parameters(call, &m.weigh, &WEIGHS, values[7], &m.weighs, grad);
     expect_shares(call, &m.moves, 4);
     expect_shares(call, &m.weighs, 1);
     return m;

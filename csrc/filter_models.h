@@ -11,8 +11,8 @@ typedef struct {
 } FilterModels;
 
 /* bandwidths, codes, noise, move_weights, move_layers, scale, weigh_weights, weigh_layers and minimum from nine places of the
- * stack; `states` (B, N, 3) are a step's. grad: NULL, or anything: ready for the backward pass. */
-FilterModels take_filter_models(Call *call, const StableIValue *values, const Tensor *states, const Tensor *grad);
+ * stack; `states` (B, N, 3) are a step's. */
+FilterModels take_filter_models(Call *call, const StableIValue *values, const Tensor *states, bool backward);
 /* Moves x (B, N, 3) to step t. */
 void move_at(Call *call, FilterModels *m, int64_t t, const Tensor *x, const Tensor *moved);
 /* Log-weights (B, N) of step t's states x. */

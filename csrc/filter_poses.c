@@ -11,20 +11,22 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
     (void)n_args, (void)n_results;
     Call call = {.op = "filter_poses"};
     Tensor initial = take_tensor(&call, stack[0], "states", 3), seeds = take_indices(&call, stack[10], "seeds", 2);
-    FilterModels m = take_filter_models(&call, stack + 1, &initial, NULL);
+    FilterModels m = take_filter_models(&call, stack + 1, &initial, false);
     const int64_t T = m.codes.size[0], B = initial.size[0], N = initial.size[1], size[] = {T, B, N, 3};
     const int64_t draws[] = {ok(&call) ? T - 1 : 0, B, N, 3};
     expect_like(&call, &seeds, "seeds", &initial, "states");
     expect_size(&call, &seeds, "seeds", 2, size);
+    const int scheme = (int)take_int(stack[11]);
+    expect(&call, scheme >= MULTINOMIAL && scheme <= RESIDUAL, "scheme: expected 0 to 3, got %d", scheme);
     FilterSteps s = {new_tensor(&call, &initial, 4, size), new_tensor(&call, &initial, 3, size),
                      new_tensor(&call, &initial, 3, size), new_indices(&call, &initial, 3, size),
                      new_tensor(&call, &initial, 2, size), new_tensor(&call, &initial, 2, size),
                      new_tensor(&call, &initial, 4, draws)};
     Tensor scratch = new_tensor(&call, &initial, 2, size + 1);
-    FilterPosesBegin p = {B, N, s.predicted.data, s.ancestors.data};
+    FilterPosesBegin p = {.B = B, .N = N, .predicted = s.predicted.data, .ancestors = s.ancestors.data};
     run(&call, &initial, KERNELS(filter_poses_begin), &p, T * B * N, 1 << 15);
     if (ok(&call)) add_up(&call, step_of(&s.states, 0), initial, (Tensor){0});
-    for (int64_t t = 0; ok(&call) && t < T; t++) filter_step(&call, &m, &s, t, &seeds, (int)take_int(stack[11]), &scratch);
+    for (int64_t t = 0; ok(&call) && t < T; t++) filter_step(&call, &m, &s, t, &seeds, scheme, &scratch);
     finish(&call, stack, 7, (Tensor[]){s.states, s.predicted, s.posterior, s.ancestors, s.log_sum, s.ess, s.drawn});
 }
 OPERATOR(filter_poses,
@@ -35,9 +37,8 @@ OPERATOR(filter_poses,
 
 /* Of one result, or missing: nothing is asked of it. */
 static Tensor take_gradient(Call *call, StableIValue value, const char *name, const Tensor *result) {
-    static const int64_t none[MAX_DIM];
     StableIValue inner;
-    if (!take_optional(value, &inner)) return (Tensor){.size = none};
+    if (!take_optional(value, &inner)) return no_tensor();
     Tensor grad = take_tensor(call, inner, name, (int)result->dim);
     expect_like(call, &grad, name, result, "states");
     expect_size(call, &grad, name, (int)result->dim, result->size);
@@ -52,6 +53,7 @@ static FilterSteps take_steps(Call *call, const StableIValue *values) {
                      .drawn = take_tensor(call, values[4], "drawn", 4)};
     const Tensor *rest[] = {&s.posterior, &s.log_sum, &s.ess, &s.drawn};
     const char *names[] = {"posterior", "log_sum", "ess", "drawn"};
+    expect(call, !ok(call) || s.states.size[0] > 0, "states: expected at least one step, got 0");
     const int64_t *size = s.states.size, draws[] = {size[0] - 1, size[1], size[2], size[3]};
     for (int i = 0; i < 4; i++) {
         expect_like(call, rest[i], names[i], &s.states, "states");
@@ -70,7 +72,7 @@ static void backward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                          .log_sum = take_gradient(&call, stack[3], "grad_log_sum", &s.log_sum),
                          .ess = take_gradient(&call, stack[4], "grad_ess", &s.ess)};
     Tensor first = step_of(&s.states, 0);
-    FilterModels m = take_filter_models(&call, stack + 10, &first, &first);
+    FilterModels m = take_filter_models(&call, stack + 10, &first, true);
     const int64_t T = s.states.size[0];
     expect(&call, m.codes.size[0] == T, "codes: expected %lld steps, got %lld", (long long)T, (long long)m.codes.size[0]);
     g.state = new_tensor(&call, &first, 3, first.size), g.weights = new_tensor(&call, &first, 2, first.size);

@@ -50,7 +50,7 @@ void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const T
     release(call, kept);
 }
 
-/* From what is asked of the drawn states to what is asked of the belief before t. */
+/* From the gradients of step t's states and weights to those of the step before. */
 static void predict_backward(Call *call, FilterModels *m, const FilterSteps *s, int64_t t, FilterGradients *g) {
     Mixture before = belief(m, s, t - 1);
     Tensor drawn = step_of(&s->drawn, t - 1);

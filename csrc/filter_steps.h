@@ -9,9 +9,9 @@ typedef struct {
     Tensor states, predicted, posterior, ancestors, log_sum, ess, drawn;
 } FilterSteps;
 
-/* What is asked of these, each of its size or missing; and, in the end, what is asked of the arguments: `state` (B, N, 3) of
- * the first states. `state` and `weights` (B, N) are between steps what is asked of the states and log-weights of the step
- * before; `likelihood` (B, N) is of this step, `zeros` (B) are zeros. */
+/* Gradients of the results, each of its size or missing, and sums over the steps of those of the arguments. Between steps
+ * `state` (B, N, 3) and `weights` (B, N) are the gradients of the step's states and posterior log-weights; in the end `state`
+ * is that of the first particles. `likelihood` (B, N) is memory for a step, `zeros` (B) are zeros. */
 typedef struct {
     Tensor states, predicted, posterior, log_sum, ess;
     Tensor state, weights, likelihood, zeros;

@@ -2,7 +2,7 @@
  * activation. */
 #include "network.h"
 
-static void expect_width(Call *call, const char *name, int64_t width) {
+void expect_width(Call *call, const char *name, int64_t width) {
     expect(call, width >= 1 && width <= NETWORK_WIDTH, "%s: expected 1 to %d columns, got %lld", name, NETWORK_WIDTH,
            (long long)width);
 }
@@ -10,36 +10,37 @@ static void expect_width(Call *call, const char *name, int64_t width) {
 /* extra (B, N, E) or condition (B, K), when given: its number of columns, or 0. */
 static int take_given(Call *call, StableIValue value, const char *name, int dim, const Tensor *x, const char *x_name,
                       Tensor *given) {
-    static const int64_t none[3];
     StableIValue inner;
-    *given = (Tensor){.size = none};
+    *given = no_tensor();
     if (!take_optional(value, &inner)) return 0;
     *given = take_tensor(call, inner, name, dim);
     int64_t columns = given->size[dim - 1];
     expect_like(call, given, name, x, x_name);
     expect_size(call, given, name, dim, (int64_t[]){x->size[0], dim == 3 ? x->size[1] : columns, columns});
     expect_width(call, name, columns);
-    return (int)columns;
+    return ok(call) ? (int)columns : 0;
 }
 
-static void take_layers(Call *call, StableIValue value, SmallNetwork *p) {
+static void take_layers(Call *call, StableIValue value, const NetworkNames *names, SmallNetwork *p) {
     int64_t item[4 * NETWORK_LAYERS];
-    int n = take_ints(call, value, "layers", 4 * NETWORK_LAYERS, item), extra = 0, condition = 0;
-    expect(call, n > 0 && n % 4 == 0, "layers: expected 4 integers for each of 1 to %d layers, got %d", NETWORK_LAYERS, n);
+    int n = take_ints(call, value, names->layers, 4 * NETWORK_LAYERS, item), extra = 0, condition = 0;
+    expect(call, n > 0 && n % 4 == 0, "%s: expected 4 integers for each of 1 to %d layers, got %d", names->layers,
+           NETWORK_LAYERS, n);
     p->n_layers = ok(call) ? n / 4 : 0;
     for (int l = 0; l < p->n_layers; l++) {
         const int64_t *a = item + 4 * l;
-        expect(call, (a[0] | a[1] | 1) == 1, "layers: expected 0 or 1 for whether extra and condition enter");
-        expect_width(call, "layers", a[2]);
-        expect(call, a[3] >= 0 && a[3] < NETWORK_ACTIVATIONS, "layers: expected an activation in [0, %d), got %lld",
+        expect(call, (a[0] | a[1] | 1) == 1, "%s: expected 0 or 1 for whether extra and condition enter", names->layers);
+        expect_width(call, names->layers, a[2]);
+        expect(call, a[3] >= 0 && a[3] < NETWORK_ACTIVATIONS, "%s: expected an activation in [0, %d), got %lld", names->layers,
                NETWORK_ACTIVATIONS, (long long)a[3]);
         p->layer[l] = (NetworkLayer){.enters_extra = a[0], .enters_condition = a[1], .out = (int)a[2], .activation = (int)a[3]};
         extra += a[0] != 0;
         condition += a[1] != 0;
     }
-    expect(call, extra == (p->E > 0), "extra: expected it to enter one layer if it is given and none if not, got %d", extra);
-    expect(call, condition == (p->K > 0), "condition: expected it to enter one layer if it is given and none if not, got %d",
-           condition);
+    expect(call, extra == (p->E > 0), "%s: expected it to enter one layer if it is given and none if not, got %d", names->extra,
+           extra);
+    expect(call, condition == (p->K > 0), "%s: expected it to enter one layer if it is given and none if not, got %d",
+           names->condition, condition);
 }
 
 Network take_network(Call *call, const StableIValue *values, const char *x_name, SmallNetwork *p, const Tensor *grad_y) {
@@ -47,23 +48,24 @@ Network take_network(Call *call, const StableIValue *values, const char *x_name,
     p->E = take_given(call, values[1], "extra", 3, &a.x, x_name, &a.extra);
     p->K = take_given(call, values[2], "condition", 2, &a.x, x_name, &a.condition);
     a.weights = take_shared_tensor(call, values[3], "weights", 2);
-    network_parameters(call, &a, x_name, values[4], p, grad_y);
+    const NetworkNames names = {x_name, "extra", "condition", "weights", "layers"};
+    network_parameters(call, &a, &names, values[4], p, grad_y);
     return a;
 }
 
-void network_parameters(Call *call, const Network *a, const char *x_name, StableIValue layers, SmallNetwork *p,
+void network_parameters(Call *call, const Network *a, const NetworkNames *names, StableIValue layers, SmallNetwork *p,
                         const Tensor *grad_y) {
-    take_layers(call, layers, p);
-    expect_like(call, &a->weights, "weights", &a->x, x_name);
+    take_layers(call, layers, names, p);
+    expect_like(call, &a->weights, names->weights, &a->x, names->x);
     if (p->form == NETWORK_ALONE) {
-        expect_width(call, x_name, a->x.size[2]);
+        expect_width(call, names->x, a->x.size[2]);
         p->C = (int)a->x.size[2];
-    } else expect(call, a->x.size[2] == 3, "%s: expected 3 columns, got %lld", x_name, (long long)a->x.size[2]);
+    } else expect(call, a->x.size[2] == 3, "%s: expected 3 columns, got %lld", names->x, (long long)a->x.size[2]);
     bool stacked = a->weights.dim == 2;
     p->B = a->x.size[0], p->N = a->x.size[1];
     p->R = stacked ? a->weights.size[0] : 1;
-    expect(call, p->R > 0 && p->B % p->R == 0, "weights: expected a number of sets that divides the %lld rows of %s, got %lld",
-           (long long)p->B, x_name, (long long)p->R);
+    expect(call, p->R > 0 && p->B % p->R == 0, "%s: expected a number of sets that divides the %lld rows of %s, got %lld",
+           names->weights, (long long)p->B, names->x, (long long)p->R);
     if (!ok(call)) {
         p->n_layers = 0;
         return;
@@ -72,7 +74,7 @@ void network_parameters(Call *call, const Network *a, const char *x_name, Stable
     p->grad_y = grad_y ? grad_y->data : NULL;
     if (on_cuda(&a->x)) small_network_layout_cuda(p, a->x.is_double ? 8 : 4);
     else small_network_layout(p);
-    expect(call, a->weights.size[stacked] == p->P, "weights: expected %lld parameters, got %lld", (long long)p->P,
+    expect(call, a->weights.size[stacked] == p->P, "%s: expected %lld parameters, got %lld", names->weights, (long long)p->P,
            (long long)a->weights.size[stacked]);
     if (p->scratch_size > 0) p->scratch = new_scratch(call, &a->x, p->scratch_size * (a->x.is_double ? 8 : 4));
 }

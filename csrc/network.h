@@ -12,16 +12,25 @@ typedef struct {
     Tensor x, extra, condition, weights;
 } NetworkGradients;
 
+/* What an operator calls them, for the errors. */
+typedef struct {
+    const char *x, *extra, *condition, *weights, *layers;
+} NetworkNames;
+
 /* x (B, N, C), extra (B, N, E) or none, condition (B, K) or none, weights (P) or (R, P) and layers, from five places of the
  * stack. p has its form (small_network.h), or is all 0; grad_y makes it ready for the backward pass. Without layers that fit
  * each other p->n_layers is 0. */
 Network take_network(Call *call, const StableIValue *values, const char *x_name, SmallNetwork *p, const Tensor *grad_y);
-/* The second half of it, of tensors that fit each other; p has E and K too. Other inputs of these sizes may follow. */
-void network_parameters(Call *call, const Network *network, const char *x_name, StableIValue layers, SmallNetwork *p,
+/* Completes p, which has its form, E and K, with the layers, the sizes, the pointers and scratch memory. The sizes of x, extra
+ * and condition fit each other. grad_y: as above. */
+void network_parameters(Call *call, const Network *network, const NetworkNames *names, StableIValue layers, SmallNetwork *p,
                         const Tensor *grad_y);
+/* Points p at other inputs of the same sizes. */
 static inline void network_inputs(const Network *a, SmallNetwork *p) {
     p->x = a->x.data, p->extra = a->extra.data, p->condition = a->condition.data, p->weights = a->weights.data;
 }
+/* Between 1 and NETWORK_WIDTH columns. */
+void expect_width(Call *call, const char *name, int64_t width);
 /* The last layer returns `out` shares in [0, 1]. */
 void expect_shares(Call *call, const SmallNetwork *p, int out);
 /* Fills p->y; `cuda` does so on the GPU. */

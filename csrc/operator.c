@@ -73,7 +73,10 @@ Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size)
     return allocate(call, like, dim, size, aoti_torch_dtype_int64());
 }
 
+Tensor no_tensor(void) { return (Tensor){.size = no_sizes}; }
+
 Tensor step_of(const Tensor *x, int64_t t) {
+    if (x->size == no_sizes) return no_tensor();
     Tensor y = *x;
     int64_t bytes = x->dtype == aoti_torch_dtype_float32() ? 4 : 8;
     y.size++, y.dim--;

@@ -22,7 +22,7 @@
 #include "cuda_launch.h"
 #include "torch_c.h"
 
-enum { MAX_OWNED = 64, MAX_DIM = 8, MAX_FLOATS = 16 };
+enum { MAX_OWNED = 96, MAX_DIM = 8, MAX_FLOATS = 16 };
 
 typedef struct {
     AtenTensorHandle handle;
@@ -88,7 +88,9 @@ int take_n_angular(Call *call, StableIValue value, int64_t dim);
 /* Uninitialised, contiguous, with the dtype and device of `like`; the same with int64. */
 Tensor new_tensor(Call *call, const Tensor *like, int dim, const int64_t *size);
 Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size);
-/* Step t of x, (T, ...): a view that x owns. */
+/* An argument or a gradient that is not there. */
+Tensor no_tensor(void);
+/* Sizes and data of x[t], of reals or int64: not to be a result, since the handle is that of x. */
 Tensor step_of(const Tensor *x, int64_t t);
 /* Deletes what was taken or made since n_owned was `first`: what one step of a loop needs. */
 void release(Call *call, int first);

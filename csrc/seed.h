@@ -30,8 +30,8 @@ static inline Tensor real_like(const Tensor *x, bool is_double) {
     return y;
 }
 
-/* In csrc/resample.c. p complete for the rows of log_weights, with scratch memory; it holds seed, M and scheme. The ancestors
- * are the caller's. */
+/* In csrc/resample.c. Completes p, which holds seed, M and scheme, for the rows of log_weights, with scratch memory; the caller
+ * sets p->ancestors. */
 void resample_parameters(Call *call, const Tensor *log_weights, Resample *p);
 /* Fills the ancestors. */
 void resample_rows(Call *call, const Tensor *log_weights, Kernels kernels, Resample *p);

@@ -7,7 +7,9 @@
 #include "for_each_real.h"
 
 int filter_poses_begin_cuda(const void *parameters, int64_t n, int is_double, void *stream) {
-    return launch_numbers(is_double ? begin_f64 : begin_f32, parameters, n, stream);
+    FilterPosesBegin p = *(const FilterPosesBegin *)parameters;
+    p.weight = -log((double)p.N);
+    return launch_numbers(is_double ? begin_f64 : begin_f32, &p, n, stream);
 }
 
 int filter_poses_add_cuda(const void *parameters, int64_t n, int is_double, void *stream) {
@@ -19,7 +21,7 @@ static __global__ void FN(begin)(Numbers<FilterPosesBegin> numbers) {
     const FilterPosesBegin &p = numbers.p;
     const int64_t i = thread_of_grid();
     if (i >= numbers.n) return;
-    ((REAL *)p.predicted)[i] = (REAL)-log((double)p.N);
+    ((REAL *)p.predicted)[i] = (REAL)p.weight;
     if (i < p.B * p.N) p.ancestors[i] = i % p.N;
 }
 

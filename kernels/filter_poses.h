@@ -5,7 +5,7 @@
  * has. Here is what remains:
  *
  *   begin   predicted (T, B, N) = -log N, the weights of fresh draws; ancestors (B, N) of the first step: 0 to N - 1
- *   add     sum = a + b, of those that are there (0 without any): what is asked of a step from several sides
+ *   add     sum = a + b, of those that are there (0 without any): gradients that reach a step by several ways
  *
  * Items are numbers of predicted, and of sum. Cost: a pass over memory.
  */
@@ -18,6 +18,7 @@
 
 typedef struct {
     int64_t B, N;
+    double weight; /* CUDA: -log N, by the host */
     void *predicted;
     int64_t *ancestors;
 } FilterPosesBegin;

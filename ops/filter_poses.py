@@ -72,7 +72,7 @@ def filter_poses(
 
     Raises:
         TypeError: not real tensors of one dtype, not int64 seeds. ValueError: shapes, devices, layers, minimum or scheme; in
-            backward, bandwidths that are not positive and finite.
+            backward, bandwidths that are not positive and finite (on a GPU they make the gradients NaN).
 
     Cost: that of the operators, O(T B N) forward and O(T B N^2) backward; O(T B N) memory for what backward needs.
     Source: the paper, sections 2.3 and 2.4.
@@ -101,8 +101,8 @@ def filter_poses(
         if constant is not None and constant.requires_grad:
             raise ValueError(f"{name}: expected a constant, got a tensor that requires a gradient")
     number = check.choice("scheme", scheme, SCHEMES)
-    by_step = None if noise is None or noise.size(3) == 0 else noise.transpose(0, 1)
-    models = codes.transpose(0, 1), by_step, move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum
+    by_step = None if noise is None or noise.size(3) == 0 else noise.transpose(0, 1).contiguous()
+    models = codes.transpose(0, 1).contiguous(), by_step, move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum
     f = filter_poses_reference if reference_active() else _filter
     return FilteredPoses(*(x.transpose(0, 1) for x in f(states, bandwidths, *models, seeds.T, number)[:6]))
 

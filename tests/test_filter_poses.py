@@ -169,13 +169,23 @@ def test_second_call_gives_the_same_and_seeds_matter():
     assert not torch.equal(first.states[:, 2], filtered(*args).states[:, 2])
 
 
-def test_no_rows():
+def test_empty():
     args = arguments(0, 3, 5)(torch.Generator().manual_seed(0))
-    given = [a.requires_grad_(i in (4, 5)) for i, a in enumerate(args)]
+    given = [a.requires_grad_(i in (0, 1, 3, 4, 5)) for i, a in enumerate(args)]
     out = filtered(*given)
     assert out.states.shape == (0, 3, 5, 3) and out.ess.shape == (0, 3)
-    for g in torch.autograd.grad(out.log_sum.sum(), given[4:6]):
-        assert torch.equal(g, torch.zeros_like(g))
+    wrt = [a for a in given if a.requires_grad]
+    for g, a in zip(torch.autograd.grad(out.log_sum.sum(), wrt), wrt):
+        assert torch.equal(g, torch.zeros_like(a))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_ancestors_against_the_oracle(case):
+    args = case.make()
+    want = by_hand(*args, **case.options)[3]
+    assert torch.equal(filtered(*args, **case.options).ancestors, want)
+    with ops.reference():
+        assert torch.equal(filtered(*args, **case.options).ancestors, want)
 
 
 GIVEN = dict(zip(("states", "codes", "seeds", "bandwidths", "move", "weigh", "noise"), arguments(2, 3, 4)(torch.Generator())))
@@ -235,17 +245,25 @@ test_errors = check_errors(
             r"move: expected a pair \(weights, layers\), got Tensor",
         ),
         (raw(0, Z(2, 4, 2).double()), RuntimeError, "states: expected 3 columns, got 2"),
-        (raw(0, Z(2, 0, 3).double()), RuntimeError, "noise: expected size 0|at least one particle"),
+        (raw(0, Z(2, 0, 3).double()), RuntimeError, "states: expected at least one particle, got 0"),
+        (raw(1, Z(1, 3).double()), RuntimeError, "bandwidths: expected size 2 in dimension 0, got 1"),
+        (raw(2, Z(3, 2, 257).double()), RuntimeError, "codes: expected 1 to 256 columns, got 257"),
+        (raw(5, [1, 0, 4, 9]), RuntimeError, "move_layers: expected an activation"),
+        (raw(6, Z(37).double()), RuntimeError, "scale: expected size 4 in dimension 0, got 37"),
+        (raw(7, Z(38).double()), RuntimeError, "weigh_weights: expected 37 parameters, got 38"),
+        (raw(7, Z(3, 37).double()), RuntimeError, "weigh_weights: expected a number of sets that divides the 2 rows of states"),
         (raw(1, Z(4).double()), RuntimeError, "bandwidths: expected size 3 in dimension 0, got 4"),
-        (raw(2, Z(0, 2, 3).double()), RuntimeError, "noise: expected size 0 in dimension 0|codes: expected at least one step"),
+        (raw(2, Z(0, 2, 3).double()), RuntimeError, "codes: expected at least one step, got 0"),
         (raw(2, Z(3, 3, 3).double()), RuntimeError, "codes: expected size 2 in dimension 1, got 3"),
-        (raw(3, Z(3, 2, 4, 3).double()), RuntimeError, "weights: expected .* parameters"),
-        (raw(3, None), RuntimeError, "extra: expected it to enter one layer if it is given and none if not, got 1"),
+        (raw(3, Z(3, 2, 4, 3).double()), RuntimeError, "move_weights: expected .* parameters"),
+        (raw(3, None), RuntimeError, "noise: expected it to enter one layer if it is given and none if not, got 1"),
         (raw(6, Z(4)), RuntimeError, "scale: expected the dtype of states"),
         (raw(9, 0.0), RuntimeError, r"minimum: expected a number in \[1e-30, 1\), got 0"),
         (raw(10, Z(3, 3).long()), RuntimeError, "seeds: expected size 2 in dimension 1, got 3"),
         (raw(11, 9), RuntimeError, "scheme: expected 0 to 3, got 9"),
         (raw(3, Z(3, 3).double(), backward=True), RuntimeError, "grad_log_sum: expected size 2 in dimension 1, got 3"),
+        (raw(5, Z((1,) * 9).double(), backward=True), RuntimeError, "states: expected 4 dimensions, got 9"),
+        (raw(5, Z(0, 2, 4, 3).double(), backward=True), RuntimeError, "states: expected at least one step, got 0"),
         (raw(0, Z(3, 2, 4).double(), backward=True), RuntimeError, "grad_states: expected 4 dimensions, got 3"),
         (raw(9, Z(3, 2, 4, 3).double(), backward=True), RuntimeError, "drawn: expected size 2 in dimension 0, got 3"),
         (raw(6, Z(3, 2, 4), backward=True), RuntimeError, "posterior: expected the dtype of states"),

@@ -565,15 +565,20 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, method, start
 
 
 @pytest.mark.slow
-def test_two_processes_end_together(tmp_path):
-    """SIGTERM to the first, as `timeout` and schedulers send it."""
-    command = ["train", "--config", config_file(tmp_path, max_epochs=1000), "--output", str(tmp_path / "run"), "--devices", "2"]
+@pytest.mark.parametrize("stage", [1, 2])
+def test_two_processes_end_together(tmp_path, stage):
+    """SIGTERM to the first, as `timeout` and schedulers send it, in the stage that starts processes and in the next."""
+    flags = ["--max-epochs", "1000", "--min-epochs", "1000", "--first-stage-epochs", "2" if stage == 2 else "1000"]
+    command = ["train", "--config", config_file(tmp_path), "--output", str(tmp_path / "run"), "--devices", "2", *flags]
     with (tmp_path / "log").open("w") as log:
         parent = subprocess.Popen([sys.executable, bearings_only.__file__, *command], stdout=log, stderr=log)
-    until(lambda: len(staged.read_history(tmp_path / "run")) >= 2, 120)
-    children = [int(p) for p in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
-    assert children
-    parent.terminate()
-    assert parent.wait(timeout=60) == 130
-    until(lambda: not any(map(alive, children)))
+    try:
+        until(lambda: {row["stage"] for row in staged.read_history(tmp_path / "run")} == set(range(1, stage + 1)), 120)
+        children = [int(p) for p in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+        assert children
+        parent.terminate()
+        assert parent.wait(timeout=60) == 130
+        until(lambda: not any(map(alive, children)))
+    finally:
+        parent.kill()
     assert "goes on from the last whole epoch" in (tmp_path / "log").read_text()

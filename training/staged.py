@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from configuration import ConfigurationError
 from files import whole, write_whole
+from sweep import die_with_parent
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -393,8 +394,8 @@ class EpochEnd(Callback):
 
 
 class Termination(Callback):
-    """SIGTERM ends a run as Ctrl+C does. Lightning's own handler, which it takes back in the end, would wait for processes that
-    wait for this one."""
+    """SIGTERM ends a run as Ctrl+C does. Lightning's own handler talks to the other processes, which wait for this one to finish
+    its batch: all would wait for ever."""
 
     def on_train_start(self, trainer, module):
         if threading.current_thread() is threading.main_thread():
@@ -426,6 +427,8 @@ def train(
         FloatingPointError: no epoch of a stage had a finite validation loss.
     """
     shared = shared_folder(folders)
+    if rank() > 0:
+        die_with_parent()
     for index, stage in enumerate(stages):
         places = [folder / f"stage_{index + 1}" for folder in folders]
         if not all((place / "finished.json").exists() for place in places):

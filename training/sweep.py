@@ -131,7 +131,7 @@ def start(job: Job) -> "subprocess.Popen[bytes] | None":
             env=os.environ | {"OMP_NUM_THREADS": str(job.threads), "MKL_NUM_THREADS": str(job.threads)},
             pass_fds=(lock.fileno(),),
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
 
@@ -149,5 +149,6 @@ def _lock(path: Path) -> TextIO | None:
             time.sleep(0.05)
 
 
-def _die_with_parent():
+def die_with_parent() -> None:
+    """Kill this process when the one that started it has ended, however that ends."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

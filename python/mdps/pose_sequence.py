@@ -30,7 +30,7 @@ def run(
         return None
     if reference_active() or transforms_active() or torch.compiler.is_compiling() or codes.dim() != 3:
         return None
-    if codes.dtype != states.dtype or noise.requires_grad:
+    if codes.dtype != states.dtype:
         return None
     return ops.filter_poses(
         states,
