@@ -394,8 +394,8 @@ class EpochEnd(Callback):
 
 
 class Termination(Callback):
-    """SIGTERM ends a run as Ctrl+C does. Lightning's own handler talks to the other processes, which wait for this one to finish
-    its batch: all would wait for ever."""
+    """SIGTERM ends a run as Ctrl+C does. Lightning's own handler talks to the other processes, which wait for this one's batch:
+    all would wait for ever."""
 
     def on_train_start(self, trainer, module):
         if threading.current_thread() is threading.main_thread():
