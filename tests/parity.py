@@ -24,7 +24,7 @@ EXACT = {"philox_uniform"}
 DRAWS = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of normal deviates in standard deviations, of angles in radians: both come from the same words."""
 
-FILTER = {torch.float32: 1e-3, torch.float64: 1e-9}
+FILTER = {torch.float32: 1e-4, torch.float64: 1e-11}
 """Of what a few steps of a filter leave, each of which rounds."""
 
 SAVED = {"mixture_log_prob": (1,), "two_filter_log_prob": (3, 4), "transport_resample": (2, 3)}
