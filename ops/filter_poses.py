@@ -89,10 +89,10 @@ def filter_poses(
         noise = given[6]
         if noise.dim() != 4 or noise.shape[:3] != (B, T, N):
             raise ValueError(f"noise: expected shape (B, T, N, E) = ({B}, {T}, {N}, E), got {tuple(noise.shape)}")
-    first = None if noise is None else noise[:, 0]
+    first = None if noise is None else noise.select(1, 0)
     move_layers = _layers("move", _networks.Names("states", "noise"), (states, move_weights, move[1], first, None), 2, 4)
     weigh_layers = _layers(
-        "weigh", _networks.Names("states", "extra"), (states, weigh_weights, weigh[1], None, codes[:, 0]), 4, 1
+        "weigh", _networks.Names("states", "extra"), (states, weigh_weights, weigh[1], None, codes.select(1, 0)), 4, 1
     )
     check.shape("scale", scale, "(4)", 4)
     if not 1e-30 <= minimum < 1:
@@ -101,8 +101,8 @@ def filter_poses(
         if constant is not None and constant.requires_grad:
             raise ValueError(f"{name}: expected a constant, got a tensor that requires a gradient")
     number = check.choice("scheme", scheme, SCHEMES)
-    by_step = None if noise is None or noise.size(3) == 0 else noise.transpose(0, 1).contiguous()
-    models = codes.transpose(0, 1).contiguous(), by_step, move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum
+    by_step = None if noise is None or noise.size(3) == 0 else noise.transpose(0, 1)
+    models = codes.transpose(0, 1), by_step, move_weights, move_layers, scale, weigh_weights, weigh_layers, minimum
     f = filter_poses_reference if reference_active() else _filter
     return FilteredPoses(*(x.transpose(0, 1) for x in f(states, bandwidths, *models, seeds.T, number)[:6]))
 

@@ -98,6 +98,16 @@ FACES = {
     "move_poses": lambda real, g: ops.move_poses(
         real(B, N, 3, grad=g), real(B, N, 2), real(20, grad=g), (ops.Layer(4, "sigmoid", extra=True),), real(4)
     ),
+    "filter_poses": lambda real, g: ops.filter_poses(
+        real(B, N, 3, grad=g),
+        real(B, T, 2, grad=g),
+        real(B, T).long(),
+        real(3, grad=g),
+        (real(16, grad=g), (ops.Layer(4, "sigmoid", extra=True),)),
+        (real(7, grad=g), (ops.Layer(1, "sigmoid", condition=True),)),
+        real(4),
+        noise=real(B, T, N, 1),
+    ),
     "weigh_poses": lambda real, g: ops.weigh_poses(
         real(B, N, 3, grad=g), real(7, grad=g), (ops.Layer(1, "sigmoid", condition=True),), condition=real(B, 2, grad=g)
     ),
@@ -105,8 +115,9 @@ FACES = {
 
 
 def test_every_operator_is_here():
-    others = {"Layer", "NormalizedWeights", "Transported", "flatten_parameters", "layers_of", "reference", "reference_active"}
-    public = {n for n in dir(ops) if not n.startswith("_")} - others
+    results = {"FilteredPoses", "NormalizedWeights", "Transported"}
+    others = {"Layer", "flatten_parameters", "layers_of", "reference", "reference_active"}
+    public = {n for n in dir(ops) if not n.startswith("_")} - results - others
     assert public == {n.split()[0] for n in FACES}
 
 
