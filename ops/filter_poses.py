@@ -55,8 +55,7 @@ def filter_poses(
     `normalize_log_weights`: the same numbers bit for bit, gradients up to rounding, in one call and one node of the graph.
 
     Args:
-        states: (B, N, 3), the first particles: x, y and heading in radians; float32 or float64 (half types are computed in
-            float32).
+        states: (B, N, 3), the first particles: x, y, heading in radians; float32 or float64 (half types: computed in float32).
         codes: (B, T, K), of the observations, T >= 1: the condition of `weigh_poses`. K <= 256.
         seeds: int64 (B, T), of the draws; the first of a row is not used. Best transposed from (T, B), as codes and noise.
         bandwidths: (3) or (B, 3), of the mixture that is drawn from: two standard deviations, and the heading's.
@@ -81,8 +80,8 @@ def filter_poses(
     for name, model in (("move", move), ("weigh", weigh)):
         if not isinstance(model, tuple) or len(model) != 2:
             raise TypeError(f"{name}: expected a pair (weights, layers), got {type(model).__name__}")
-    given = states, codes, bandwidths, move[0], weigh[0], scale
-    given = check.reals(names, *given) if noise is None else check.reals((*names, "noise"), *given, noise)
+    real = states, codes, bandwidths, move[0], weigh[0], scale
+    given = check.reals(names, *real) if noise is None else check.reals((*names, "noise"), *real, noise)
     states, codes, bandwidths, move_weights, weigh_weights, scale = given[:6]
     B, N, T = _sizes(states, codes, bandwidths, seeds)
     if noise is not None:
@@ -124,11 +123,12 @@ def _sizes(states: Tensor, codes: Tensor, bandwidths: Tensor, seeds: Tensor) -> 
     return B, N, T
 
 
-def _layers(name: str, names: _networks.Names, given: tuple, inputs: int, out: int) -> list[int]:
+def _layers(name: str, names: _networks.Names, given: tuple[Any, ...], inputs: int, out: int) -> list[int]:
     """Check a step's arguments of a model; the operator's integers of its layers."""
+    x, weights, described, extra, condition = given
     try:
-        *_, layers = _networks.arguments(names, *given, inputs=inputs)
-        _networks.ends_in_shares(given[2], out)
+        *_, layers = _networks.arguments(names, x, weights, described, extra, condition, inputs)
+        _networks.ends_in_shares(described, out)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
     return layers

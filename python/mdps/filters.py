@@ -441,8 +441,8 @@ class MixtureDensityParticleFilter(ParticleFilter):
             wrapped = self.space.wrap(states)
             steps = pose_sequence.run(models, models.bandwidths, wrapped, rows.codes, rows.noise, rows.draws, self.resampling)
             if steps is not None:
-                *particles, ancestors, log_sum, ess = steps
-                return Fields(*particles, ancestors, log_sum == -math.inf, log_sum, ess)
+                moved, predicted, after, ancestors, log_sum, ess = steps
+                return Fields(moved, predicted, after, ancestors, log_sum == -math.inf, log_sum, ess)
         return super()._sequence(models, rows, states, seed)
 
 
