@@ -24,7 +24,7 @@ static void forward(StableIValue *stack, uint64_t n_args, uint64_t n_results) {
                      new_tensor(&call, &initial, 4, draws)};
     Tensor scratch = new_tensor(&call, &initial, 2, size + 1);
     FilterPosesBegin p = {.B = B, .N = N, .predicted = s.predicted.data, .ancestors = s.ancestors.data};
-    run(&call, &initial, KERNELS(filter_poses_begin), &p, T * B * N, 1 << 15);
+    run(&call, &initial, KERNELS(filter_poses_begin), &p, T * B * N, FILTER_GRAIN);
     if (ok(&call)) add_up(&call, step_of(&s.states, 0), initial, (Tensor){0});
     for (int64_t t = 0; ok(&call) && t < T; t++) filter_step(&call, &m, &s, t, &seeds, scheme, &scratch);
     finish(&call, stack, 7, (Tensor[]){s.states, s.predicted, s.posterior, s.ancestors, s.log_sum, s.ess, s.drawn});
@@ -35,7 +35,7 @@ OPERATOR(filter_poses,
          "Tensor)",
          forward)
 
-/* Of one result, or missing: nothing is asked of it. */
+/* Of one result; missing where the loss does not depend on it. */
 static Tensor take_gradient(Call *call, StableIValue value, const char *name, const Tensor *result) {
     StableIValue inner;
     if (!take_optional(value, &inner)) return no_tensor();

@@ -4,12 +4,10 @@
 #include "filter_poses.h"
 #include "normalize_log_weights.h"
 
-enum { PER_TASK = 1 << 15 };
-
 void add_up(Call *call, Tensor sum, Tensor a, Tensor b) {
     int64_t n = 1;
     for (int64_t d = 0; d < sum.dim; d++) n *= sum.size[d];
-    run(call, &sum, KERNELS(filter_poses_add), &(FilterPosesAdd){sum.data, a.data, b.data}, n, PER_TASK);
+    run(call, &sum, KERNELS(filter_poses_add), &(FilterPosesAdd){sum.data, a.data, b.data}, n, FILTER_GRAIN);
 }
 
 static NormalizeLogWeights normalization(Call *call, const FilterSteps *s, int64_t t, const Tensor *log_weights) {

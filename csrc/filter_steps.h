@@ -3,6 +3,8 @@
 #define MDPS_FILTER_STEPS_H
 #include "filter_models.h"
 
+enum { FILTER_GRAIN = 1 << 15 }; /* numbers that are worth a thread */
+
 /* What T steps leave: states (T, B, N, 3); log-weights before and after the observations, and ancestors, (T, B, N); log_sum and
  * ess (T, B); what was drawn for the steps but the first, (T - 1, B, N, 3). */
 typedef struct {

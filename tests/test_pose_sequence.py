@@ -99,7 +99,7 @@ def test_gradient_of_each_result_alone(monkeypatch):
 
 
 def test_what_is_general_takes_the_steps():
-    """Missing observations, lengths and references do not fit one node; where they say nothing new the numbers are the same."""
+    """Missing observations, lengths and references do not fit one call; where they say nothing new the numbers are the same."""
     (f,) = filters(torch.float64)
     observations, initial, seed = torch.randn(3, 4).double(), torch.randn(3, 9, 3).double(), torch.tensor([1, 2, 3])
     want = list(tensors(f(observations, initial, seed=seed)))
