@@ -216,6 +216,14 @@ def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_pat
     assert tiny.summaries(finished) == tiny.summaries(tmp_path)
 
 
+def test_rates_fall_with_every_batch(scenes, tmp_path):
+    """Two batches an epoch, three epochs: from the stage's rates by a sixth of them with each batch."""
+    assert tiny.train(tmp_path, **scenes, method="encoders", view_epochs=3, final_rate=0.0) == 0
+    rates = [row["rates"] for row in tiny.history(tmp_path)]
+    assert [r["encoders"] for r in rates] == pytest.approx([2e-3 * (6 - last) / 6 for last in (1, 3, 5)])
+    assert [r["temperatures"] / r["encoders"] for r in rates] == pytest.approx([5] * 3)
+
+
 def test_memory_is_counted_for_each_stage():
     staged.forget_peak_memory()
     before = staged.memory_mb()["memory_mb"]

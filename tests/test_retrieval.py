@@ -66,6 +66,22 @@ def test_encoders_give_unit_vectors_in_the_frame_of_the_map():
     torch.testing.assert_close(net.encode_images(images, chunk=4), codes)
 
 
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_the_average_of_activations_is_that_of_a_convolution(memory):
+    head = network().image_head[0]
+    x = torch.randn(3, head.in_features, 5, 4, dtype=F64).contiguous(memory_format=memory).requires_grad_()
+    parameters = x, head.weight, head.bias
+    by_pixels = nn.functional.conv2d(x, head.weight[..., None, None], head.bias).relu().mean((-2, -1))
+    weights = torch.randn(by_pixels.shape, dtype=F64)
+    torch.testing.assert_close(head(x), by_pixels)
+    for a, b in zip(
+        torch.autograd.grad((head(x) * weights).sum(), parameters), torch.autograd.grad((by_pixels * weights).sum(), parameters)
+    ):
+        torch.testing.assert_close(a, b)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network().float().image_head[0](x.detach().bfloat16()).dtype == torch.float32
+
+
 def test_volume_at_the_four_directions_is_32_cosines():
     map, codes = vectors()
     volume = network(8).volume(map, codes)

@@ -98,6 +98,11 @@ class Configuration:
     min_epochs: int = option(0, "epochs of a stage before it may stop early", minimum=0)
     patience: int = option(40, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
+    final_rate: float = option(
+        1.0,
+        "what a stage's rates are multiplied by in the end, falling with every batch; 1: they fall on plateaus alone",
+        minimum=0.0,
+    )
     gradient_clip: float = option(300.0, "largest norm of a gradient; 0: any", minimum=0.0)
     plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0, below=1.0)
     plateau_patience: int = option(20, "epochs without progress that make a plateau", minimum=0)
@@ -112,7 +117,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "demo": {
         "networks": "small", "long_length": 10, "crop": 160.0, "n_validation": 24, "batch_size": 2,
-        "view_epochs": 6, "n_rotations": 16, "max_epochs": 1, "n_test_rotations": 64,
+        "view_epochs": 5, "n_rotations": 16, "max_epochs": 1, "final_rate": 0.0, "n_test_rotations": 64,
         "training_window": 64.0, "window": 128.0, "first_metres": 25.0, "first_offset": 25.0, "odometry_metres": 1.0,
         "odometry_degrees": 10.0, "n_workers": 0,
     },

@@ -57,8 +57,8 @@ def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
         "--preset": "demo", "--method": method, "--data": folder / "cities", "--validation-scenes": names[-2],
         "--test-scenes": names[-1], "--output": folder / method,
     }  # fmt: skip
-    if method == "encoders":  # trained alone
-        options["--threads"] = 2
+    if method == "encoders" and staged.device("auto").type == "cpu" and (os.cpu_count() or 1) > 1:  # trained alone
+        options["--devices"] = 2
     elif method != "retrieval":
         options |= {"--start": folder / "encoders", "--view-epochs": 0}
     command = sys.executable, str(HERE / "localization.py"), "train", *(str(x) for pair in options.items() for x in pair)

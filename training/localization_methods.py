@@ -351,4 +351,4 @@ def stages(c: Any) -> list[Stage]:
         each.insert(0, Stage("single views", {"encoders": 2e-3, "temperatures": 1e-2}, {"view": 1.0}, c.view_epochs))
     if not each:
         raise ConfigurationError(f"view_epochs: expected at least 1 for the method {c.method}, got {c.view_epochs}")
-    return [replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}) for s in each]
+    return [replace(s, rates={k: r * c.rate_factor for k, r in s.rates.items()}, final_rate=c.final_rate) for s in each]

@@ -53,6 +53,8 @@ class Stage:
     """Weight of each belief's loss, by name; a belief that is not named is not evaluated."""
     max_epochs: int = 0
     """How long it lasts at most; 0: as the schedule says."""
+    final_rate: float = 1.0
+    """What rates are multiplied by in the end, falling linearly with the batches of `max_epochs`; 1: they fall on plateaus."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,16 @@ class StagedModule(L.LightningModule):
         self.manual_backward(share(len(batches[0][0]))[1] * sum(losses.values()))
         add_up([p.grad for run in self.active for p in self.models[run].parameters() if p.grad is not None])
         for run in self.active:
+            self._set_rates(optimizers[run], index)
             self._step(optimizers[run], run)
         return torch.stack(list(losses.values())).mean().detach()
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer, index: int) -> None:
+        """Those of a batch, where they fall with every batch."""
+        if self.stage.final_rate != 1:
+            done = (self.current_epoch + index / self.trainer.num_training_batches) / self.trainer.max_epochs
+            for group in optimizer.param_groups:
+                group["lr"] = self.stage.rates[group["name"]] * (1 + done * (self.stage.final_rate - 1))
 
     def _step(self, optimizer: torch.optim.Optimizer, run: int) -> None:
         """Clip the norm; a batch whose gradient is not finite is left out, and the log says so."""
