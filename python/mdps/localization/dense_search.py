@@ -15,10 +15,9 @@ Cost: for each heading (C / 2 + 1) FFTs of map and view, O(K C (H + R) (W + R) l
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -111,7 +110,7 @@ class _Correlation:
         # Pixels farther from each other than the map is large never meet.
         self.reach_v, self.reach_u = min(self.reach, self.height - 1), min(self.reach, self.width - 1)
         self.size = _fast_length(self.height + self.reach_v), _fast_length(self.width + self.reach_u)
-        self.spectrum = torch.fft.rfft2(features, s=self.size)
+        self.spectrum = torch.fft.rfft2(features, s=self.size).mT.contiguous()  # columns first, as all spectra here
         self._bytes = self.spectrum.numel() * self.spectrum.element_size()
         self.is_small = self.n_rotations // 2 * self._bytes <= _KEPT_BYTES
 
@@ -125,8 +124,11 @@ class _Correlation:
         half = self.n_rotations // 2
         firsts = sorted({r % half for r in rotations})
         rows = slice(None) if row is None else slice(row, row + 1)
-        kernels, count = self._kernels(firsts, rows)
-        kernels = torch.fft.fft(torch.fft.rfft(kernels, n=self.size[1]), n=self.size[0], dim=-2)
+        turns = [self._turn(r) for r in firsts]
+        template, valid = self.template[rows].flatten(2), self.valid[rows].flatten(1)
+        kernels = _TurnedSpectra.apply(template.flatten(0, 1), turns, (2 * self.reach_v + 1, *self.size))
+        kernels = kernels.unflatten(1, template.shape[:2]).transpose(0, 1)
+        count = (valid @ torch.stack([turn.total for turn in turns], 1)).clamp_min(1)
         back, ahead = _Products.apply(kernels, self.spectrum[rows])
         back, ahead = self._crop(back, self.reach_v, self.reach_u), self._crop(ahead, -self.reach_v, -self.reach_u)
         places = {r: i for i, r in enumerate([*firsts, *(r + half for r in firsts)])}
@@ -134,34 +136,89 @@ class _Correlation:
         return logits[:, [places[r] for r in rotations]]
 
     def _crop(self, product: Tensor, first_v: int, first_u: int) -> Tensor:
-        """Signals of spectra (..., Nv, Nu), from this row and column on, which are counted around: (..., H, W)."""
-        rows = torch.fft.ifft(product, dim=-2).roll(-first_v, -2)[..., : self.height, :]
+        """Signals of spectra (..., Nu, Nv), from this row and column on, which are counted around: (..., H, W)."""
+        rows = torch.fft.ifft(product).roll(-first_v, -1)[..., : self.height].mT
         return torch.fft.irfft(rows, n=self.size[1]).roll(-first_u, -1)[..., : self.width]
 
-    def _kernels(self, rotations: Sequence[int], rows: slice) -> tuple[Tensor, Tensor]:
-        """Views turned to headings, over the pixels around the vehicle: (B, R, C, 2 reach_v + 1, 2 reach_u + 1); (B, R) cells.
-
-        The scores are divided by how many cells are seen: two planes a view, where the views themselves would be C.
-        """
-        where, R = self._coordinates(rotations, self.template), len(rotations)
-        template, valid = self.template[rows], self.valid[rows]
-        flat = template.flatten(0, 1)
-        turned = F.grid_sample(flat.expand(R, *flat.shape), where, align_corners=False).unflatten(1, template.shape[:2])
-        count = F.grid_sample(valid.expand(R, *valid.shape), where, align_corners=False).sum((-2, -1)).clamp_min(1)
-        v, u = self.reach - self.reach_v, self.reach - self.reach_u
-        inner = turned[..., v : turned.size(-2) - v, u : turned.size(-1) - u]
-        return inner.transpose(0, 1), count.T
-
-    def _coordinates(self, rotations: Sequence[int], like: Tensor) -> Tensor:
-        """Where the pixels around a vehicle lie in its view, as `grid_sample` has it: (R, 2 reach + 1, 2 reach + 1, 2)."""
-        theta = [math.pi / 2 - 2 * math.pi * r / self.n_rotations for r in rotations]
-        cosine, sine = (torch.tensor([f(t) for t in theta], dtype=torch.float64)[:, None, None] for f in (math.cos, math.sin))
+    def _turn(self, rotation: int) -> "_Turn":
+        """A view turned to a heading, over the pixels around the vehicle, by bilinear interpolation."""
+        theta = math.pi / 2 - 2 * math.pi * rotation / self.n_rotations
+        cosine, sine = math.cos(theta), math.sin(theta)
         apart = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64)
         u, v = apart, apart.unsqueeze(-1)
-        columns = u * cosine + v * sine + self.grid.origin[0]
-        lines = v * cosine - u * sine + self.grid.origin[1]
-        scaled = [(2 * x + 1) / size - 1 for x, size in ((columns, self.grid.width), (lines, self.grid.depth))]
-        return torch.stack(scaled, -1).to(like)
+        columns, lines = u * cosine + v * sine + self.grid.origin[0], v * cosine - u * sine + self.grid.origin[1]
+        near = (columns > -1) & (columns < self.grid.width) & (lines > -1) & (lines < self.grid.depth)
+        pixel_v, pixel_u = (x - self.reach for x in near.nonzero(as_tuple=True))
+        cells, shares = _cells_around(columns[near], lines[near], self.grid)
+        total = torch.zeros(self.grid.depth * self.grid.width, dtype=torch.float64)
+        total.index_add_(0, cells.flatten(), shares.flatten())
+        meets = (pixel_v.abs() <= self.reach_v) & (pixel_u.abs() <= self.reach_u)
+        pixels = (pixel_v + self.reach_v) * self.size[1] + pixel_u + self.reach_u
+        place = self.template.device
+        return _Turn(
+            pixels[meets].to(place), cells[:, meets].to(place), shares[:, meets].to(self.template), total.to(self.template)
+        )
+
+
+class _Turn(NamedTuple):
+    """Where P pixels of an image get their values from, a view turned by an angle."""
+
+    pixels: Tensor
+    """(P), numbers in the image."""
+    cells: Tensor
+    """(4, P), of the view."""
+    shares: Tensor
+    """(4, P), of each of these cells."""
+    total: Tensor
+    """(depth * width): what each cell has in all pixels, those outside of the image too."""
+
+
+def _cells_around(columns: Tensor, lines: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Numbers of the four cells around places (P) in a view, and their weights in bilinear interpolation: (4, P) each."""
+    left, top = columns.floor(), lines.floor()
+    cells, shares = [], []
+    for j, i in ((left, top), (left + 1, top), (left, top + 1), (left + 1, top + 1)):
+        inside = (j >= 0) & (j < grid.width) & (i >= 0) & (i < grid.depth)
+        cells.append(torch.where(inside, i * grid.width + j, 0).long())
+        shares.append(torch.where(inside, (1 - (columns - j).abs()) * (1 - (lines - i).abs()), 0.0))
+    return torch.stack(cells), torch.stack(shares)
+
+
+class _TurnedSpectra(torch.autograd.Function):
+    """Spectra (R, N, Nu / 2 + 1, Nv), columns first, of views (N, depth * width), turned and put into the first lines of images
+    of zeros; size is the number of these lines, Nv and Nu.
+
+    Only pixels that see something are touched, and only lines that have some are transformed. The derivative is a transform
+    from spectra to real numbers, half of autograd's, which goes over complex ones.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, views: Tensor, turns: Sequence[_Turn], size: tuple[int, int, int]) -> Tensor:
+        ctx.turns, ctx.size, ctx.n_cells = turns, size, views.size(1)
+        n_lines, n_v, n_u = size
+        images = views.new_zeros(len(turns), len(views), n_lines * n_u)
+        for image, turn in zip(images, turns):
+            values = sum(views.index_select(1, cells).mul_(share) for cells, share in zip(turn.cells, turn.shares))
+            image.index_copy_(1, turn.pixels, values)
+        lines = torch.fft.rfft(images.unflatten(2, (n_lines, n_u)))
+        columns = lines.new_zeros(*lines.shape[:2], lines.size(3), n_v)
+        columns[..., :n_lines] = lines.mT
+        return torch.fft.fft(columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        n_lines, _, n_u = ctx.size
+        twice = torch.full((grad.size(2),), 0.5, device=grad.device)  # what the transform counts twice
+        twice[0] = twice[-1] = 1.0
+        lines = torch.fft.ifft(grad, norm="forward")[..., :n_lines].mT * twice
+        images = torch.fft.irfft(lines, n=n_u, norm="forward").flatten(2)
+        views = images.new_zeros(images.size(1), ctx.n_cells)
+        for image, turn in zip(images, ctx.turns):
+            values = image.index_select(1, turn.pixels)
+            for cells, share in zip(turn.cells, turn.shares):
+                views.index_add_(1, cells, values * share)
+        return views, None, None
 
 
 class _Products(torch.autograd.Function):
