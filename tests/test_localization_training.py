@@ -813,6 +813,19 @@ def demo_results(name):
     return [localization_figures.Result(m, m, 0, name, *about) for m in (*METHODS_OF[name], "chance")]
 
 
+@pytest.mark.parametrize("cores, processes", [(1, "1"), (2, "2"), (64, "2")])
+def test_commands_of_the_demo(tmp_path, monkeypatch, cores, processes):
+    """Encoders start from nothing, in two processes where there are two cores; retrieval has encoders of its own."""
+    monkeypatch.setattr(localization_demo.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(localization_demo.staged, "device", lambda accelerator: torch.device("cpu"))
+    for method in ("encoders", *localization_demo.METHODS):
+        command = localization_demo._method(method, tmp_path, ["a", "b", "c"]).command
+        options = dict(zip(command[3::2], command[4::2], strict=True))
+        assert options["--method"] == method and (options["--validation-scenes"], options["--test-scenes"]) == ("b", "c")
+        assert options.get("--start") == (str(tmp_path / "encoders") if method in ("dense-search", "mdps") else None)
+        assert options.get("--devices") == (processes if method == "encoders" else None)
+
+
 def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys):
     assert localization.main(["demo", "--output", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -128,7 +128,7 @@ class _Correlation:
         template, valid = self.template[rows].flatten(2), self.valid[rows].flatten(1)
         kernels = _TurnedSpectra.apply(template.flatten(0, 1), turns, (2 * self.reach_v + 1, *self.size))
         kernels = kernels.unflatten(1, template.shape[:2]).transpose(0, 1)
-        count = (valid @ torch.stack([turn.total for turn in turns], 1)).clamp_min(1)
+        count = (valid.unsqueeze(1) * torch.stack([turn.total for turn in turns])).sum(-1).clamp_min(1)
         back, ahead = _Products.apply(kernels, self.spectrum[rows])
         back, ahead = self._crop(back, self.reach_v, self.reach_u), self._crop(ahead, -self.reach_v, -self.reach_u)
         places = {r: i for i, r in enumerate([*firsts, *(r + half for r in firsts)])}
@@ -198,7 +198,9 @@ class _TurnedSpectra(torch.autograd.Function):
         n_lines, n_v, n_u = size
         images = views.new_zeros(len(turns), len(views), n_lines * n_u)
         for image, turn in zip(images, turns):
-            values = sum(views.index_select(1, cells).mul_(share) for cells, share in zip(turn.cells, turn.shares))
+            values = views.new_zeros(len(views), len(turn.pixels))
+            for cells, share in zip(turn.cells, turn.shares):
+                values.addcmul_(views.index_select(1, cells), share)
             image.index_copy_(1, turn.pixels, values)
         lines = torch.fft.rfft(images.unflatten(2, (n_lines, n_u)))
         columns = lines.new_zeros(*lines.shape[:2], lines.size(3), n_v)
@@ -209,9 +211,9 @@ class _TurnedSpectra(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         n_lines, _, n_u = ctx.size
-        twice = torch.full((grad.size(2),), 0.5, device=grad.device)  # what the transform counts twice
-        twice[0] = twice[-1] = 1.0
-        lines = torch.fft.ifft(grad, norm="forward")[..., :n_lines].mT * twice
+        once = torch.full((grad.size(2),), 0.5, device=grad.device)  # the transform counts twice what has a conjugate
+        once[0] = once[-1] = 1.0
+        lines = torch.fft.ifft(grad, norm="forward")[..., :n_lines].mT * once
         images = torch.fft.irfft(lines, n=n_u, norm="forward").flatten(2)
         views = images.new_zeros(images.size(1), ctx.n_cells)
         for image, turn in zip(images, ctx.turns):
