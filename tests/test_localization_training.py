@@ -813,17 +813,15 @@ def demo_results(name):
     return [localization_figures.Result(m, m, 0, name, *about) for m in (*METHODS_OF[name], "chance")]
 
 
-@pytest.mark.parametrize("cores, processes", [(1, "1"), (2, "2"), (64, "2")])
-def test_commands_of_the_demo(tmp_path, monkeypatch, cores, processes):
-    """Encoders start from nothing, in two processes where there are two cores; retrieval has encoders of its own."""
+@pytest.mark.parametrize("place, cores, processes", [("cpu", 1, 1), ("cpu", 2, 2), ("cpu", 64, 2), ("cuda", 64, 1)])
+def test_encoders_of_the_demo_learn_in_two_processes(tmp_path, monkeypatch, place, cores, processes):
+    """Where there are two cores: a batch has two sequences, and a GPU is one device."""
     monkeypatch.setattr(localization_demo.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(localization_demo.staged, "device", lambda accelerator: torch.device("cpu"))
+    monkeypatch.setattr(localization_demo.staged, "device", lambda accelerator: torch.device(place))
     for method in ("encoders", *localization_demo.METHODS):
         command = localization_demo._method(method, tmp_path, ["a", "b", "c"]).command
-        options = dict(zip(command[3::2], command[4::2], strict=True))
-        assert options["--method"] == method and (options["--validation-scenes"], options["--test-scenes"]) == ("b", "c")
-        assert options.get("--start") == (str(tmp_path / "encoders") if method in ("dense-search", "mdps") else None)
-        assert options.get("--devices") == (processes if method == "encoders" else None)
+        given = localization._parser().parse_args(command[command.index("train") :])
+        assert given.devices == (processes if method == "encoders" else 1)
 
 
 def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys):
