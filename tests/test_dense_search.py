@@ -246,9 +246,11 @@ def test_loss_without_information_is_the_log_of_the_number_of_cells():
 
 
 @pytest.mark.parametrize("chunk", [1, 10**9])
-def test_gradients_by_finite_differences(monkeypatch, chunk):
+@pytest.mark.parametrize("height, width", [(6, 5), (1, 4), (7, 1), (1, 1)])
+def test_gradients_by_finite_differences(monkeypatch, chunk, height, width):
+    """Also where the view reaches beyond the map, or has no pixel in it."""
     monkeypatch.setattr(dense_search, "_CHUNK_BYTES", chunk)
-    grid, map, view = places(height=6, width=5, grid=Grid(0.5, 3, 3))
+    grid, map, view = places(height=height, width=width, grid=Grid(0.5, 3, 3))
     search = DenseSearch(grid, 4).to(F64)
     x, y = map.first.unbind(-1)
     truth = torch.stack([x + 0.7, y - 1.3, torch.tensor([0.3, -2.5], dtype=F64)], -1)
@@ -312,7 +314,7 @@ def test_memory_does_not_grow_with_the_number_of_headings(monkeypatch):
     monkeypatch.setattr(dense_search, "_CHUNK_BYTES", 1)
     monkeypatch.setattr(dense_search, "_KEPT_BYTES", 1)
     grid, map, view = places(B=1, C=2, height=40, width=44)
-    map.features.requires_grad_()
+    map.features.requires_grad_(), view.features.requires_grad_()
     searches = [DenseSearch(grid, K).to(F64) for K in (8, 64)]
     for work in (lambda s: s.search(map, view), lambda s: s.loss(map, view, torch.zeros(1, 3, dtype=F64)).sum().backward()):
         work(searches[0])

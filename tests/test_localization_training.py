@@ -216,12 +216,30 @@ def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_pat
     assert tiny.summaries(finished) == tiny.summaries(tmp_path)
 
 
-def test_rates_fall_with_every_batch(scenes, tmp_path):
-    """Two batches an epoch, three epochs: from the stage's rates by a sixth of them with each batch."""
-    assert tiny.train(tmp_path, **scenes, method="encoders", view_epochs=3, final_rate=0.0) == 0
-    rates = [row["rates"] for row in tiny.history(tmp_path)]
-    assert [r["encoders"] for r in rates] == pytest.approx([2e-3 * (6 - last) / 6 for last in (1, 3, 5)])
-    assert [r["temperatures"] / r["encoders"] for r in rates] == pytest.approx([5] * 3)
+def test_rates_fall_with_every_batch(scenes, tmp_path, monkeypatch):
+    """Two batches an epoch, in stages of one and of two epochs: to a fifth of the stage's rates, whatever the plateaus; and the
+    same after an interruption."""
+    changes = {**scenes, "final_rate": 0.2, "max_epochs": 2, "plateau_patience": 0}
+    assert tiny.train(tmp_path / "whole", **changes) == 0
+    each = stages(tiny.configured(**changes))
+    n_batches = {stage.name: 2 * (stage.max_epochs or 2) for stage in each}
+    assert sorted(n_batches.values()) == [2, 4, 4, 4, 4]
+    for row in tiny.history(tmp_path / "whole"):
+        stage = each[row["stage"] - 1]
+        done = (2 * row["epoch"] + 1) / n_batches[stage.name]
+        assert row["rates"] == pytest.approx({name: rate * (1 - 0.8 * done) for name, rate in stage.rates.items()})
+    ordinary, seen = staged.StagedModule.training_step, [0]
+
+    def interrupted(self, batch, index):
+        seen[0] += 1
+        if seen[0] == 6:
+            raise KeyboardInterrupt
+        return ordinary(self, batch, index)
+
+    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+    assert tiny.train(tmp_path / "parts", **changes) == 130
+    assert tiny.train(tmp_path / "parts", **changes) == 0
+    assert tiny.history(tmp_path / "whole") == tiny.history(tmp_path / "parts")
 
 
 def test_memory_is_counted_for_each_stage():

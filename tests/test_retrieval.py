@@ -64,6 +64,9 @@ def test_encoders_give_unit_vectors_in_the_frame_of_the_map():
     torch.testing.assert_close(codes.norm(dim=-1), torch.ones(2, 3, dtype=F64))
     torch.testing.assert_close(codes[1, 2], net.encode_images(images[1, 2:])[0])
     torch.testing.assert_close(net.encode_images(images, chunk=4), codes)
+    none = net.encode_images(images[:0])
+    assert none.shape == (0, 3, 16)
+    none.sum().backward()
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])

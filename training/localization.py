@@ -99,9 +99,7 @@ class Configuration:
     patience: int = option(40, "epochs without a better validation loss that end a stage", minimum=1)
     rate_factor: float = option(1.0, "multiplies the learning rates of all stages", minimum=0.0)
     final_rate: float = option(
-        1.0,
-        "what a stage's rates are multiplied by in the end, falling with every batch; 1: they fall on plateaus alone",
-        minimum=0.0,
+        1.0, "what a stage's rates are multiplied by in the end, falling with every batch; 1: falling on plateaus", minimum=0.0
     )
     gradient_clip: float = option(300.0, "largest norm of a gradient; 0: any", minimum=0.0)
     plateau_factor: float = option(0.1, "what a rate is multiplied by on a plateau", minimum=0.0, below=1.0)

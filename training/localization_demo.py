@@ -1,9 +1,9 @@
 """The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
 
 Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, one more at a time than there
-are cores. Before these, encoders learn from single images, which the smoother and dense search start from; two processes share
-their batches of two, for threads would wait for one another. What is there already is kept: after an interruption the
-same command goes on.
+are cores. Before these, encoders learn from single images, which the smoother and dense search start from; with two cores two
+processes share their batches of two, for threads would wait for one another. What is there already is kept: after an
+interruption the same command goes on.
 """
 
 import os
@@ -57,7 +57,7 @@ def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:
         "--preset": "demo", "--method": method, "--data": folder / "cities", "--validation-scenes": names[-2],
         "--test-scenes": names[-1], "--output": folder / method,
     }  # fmt: skip
-    if method == "encoders":  # trained alone: they have all cores, or the GPU
+    if method == "encoders":  # trained alone: a process for each sequence of a batch, or the GPU
         options["--devices"] = min(2, os.cpu_count() or 1) if staged.device("auto").type == "cpu" else 1
     elif method != "retrieval":
         options |= {"--start": folder / "encoders", "--view-epochs": 0}

@@ -1,9 +1,9 @@
 """Training in stages with Lightning: what every task shares.
 
-A stage says which groups of parameters learn, at which rate, on which loss. Each stage is one fit with early stopping, a
-plateau schedule and gradient clipping; the next starts from its best weights. After every epoch all state is in the run
-folder, so an interrupted run goes on where it stopped and ends with the same numbers: no number depends on a generator with
-hidden state, only on (seed, stage, epoch, batch).
+A stage says which groups of parameters learn, at which rate, on which loss. Each stage is one fit with early stopping, rates
+that fall on plateaus or with every batch, and gradient clipping; the next starts from its best weights. After every epoch all
+state is in the run folder, so an interrupted run goes on where it stopped and ends with the same numbers: no number depends on
+a generator with hidden state, only on (seed, stage, epoch, batch).
 """
 
 import json
@@ -54,7 +54,7 @@ class Stage:
     max_epochs: int = 0
     """How long it lasts at most; 0: as the schedule says."""
     final_rate: float = 1.0
-    """What rates are multiplied by in the end, falling linearly with the batches of `max_epochs`; 1: they fall on plateaus."""
+    """What rates are multiplied by after all epochs that it may last, falling with every batch; 1: they fall on plateaus."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class RunState:
 
 
 class EpochEnd(Callback):
-    """What follows an epoch: a row of numbers, the plateau schedule, early stopping, and the checkpoints, the last of all.
+    """What follows an epoch: a row of numbers, rates on plateaus, early stopping, and the checkpoints, the last of all.
 
     Lightning's own callbacks would save before the schedule has moved, and so resume with other numbers. A run's best weights
     are in its place, the stage's folder in the run's folder; what is needed to go on, of all runs at once, is in `shared`.
@@ -386,7 +386,8 @@ class EpochEnd(Callback):
         if trainer.is_global_zero:
             _append_line(self.places[i].parent / "history.jsonl", json.dumps(run.rows[-1]))
         loss = logged[VALIDATION]
-        module.plateaus[i].step(loss)
+        if module.stage.final_rate == 1:
+            module.plateaus[i].step(loss)
         if not loss < run.best:
             run.epochs_since_best += 1
             return

@@ -141,7 +141,7 @@ class _Correlation:
         return torch.fft.irfft(rows, n=self.size[1]).roll(-first_u, -1)[..., : self.width]
 
     def _turn(self, rotation: int) -> "_Turn":
-        """A view turned to a heading, over the pixels around the vehicle, by bilinear interpolation."""
+        """How pixels around the vehicle see a view that is turned to a heading: by bilinear interpolation."""
         theta = math.pi / 2 - 2 * math.pi * rotation / self.n_rotations
         cosine, sine = math.cos(theta), math.sin(theta)
         apart = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64)
@@ -161,16 +161,16 @@ class _Correlation:
 
 
 class _Turn(NamedTuple):
-    """Where P pixels of an image get their values from, a view turned by an angle."""
+    """Where P pixels of a plane get their values from, as a view turned to a heading has them there."""
 
     pixels: Tensor
-    """(P), numbers in the image."""
+    """(P), numbers in the plane."""
     cells: Tensor
     """(4, P), of the view."""
     shares: Tensor
     """(4, P), of each of these cells."""
     total: Tensor
-    """(depth * width): what each cell has in all pixels, those outside of the image too."""
+    """(depth * width): what each cell has in all pixels, those outside of the plane too."""
 
 
 def _cells_around(columns: Tensor, lines: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -185,24 +185,25 @@ def _cells_around(columns: Tensor, lines: Tensor, grid: Grid) -> tuple[Tensor, T
 
 
 class _TurnedSpectra(torch.autograd.Function):
-    """Spectra (R, N, Nu / 2 + 1, Nv), columns first, of views (N, depth * width), turned and put into the first lines of images
+    """Spectra (R, N, Nu / 2 + 1, Nv), columns first, of views (N, depth * width), turned and put into the first lines of planes
     of zeros; size is the number of these lines, Nv and Nu.
 
-    Only pixels that see something are touched, and only lines that have some are transformed. The derivative is a transform
-    from spectra to real numbers, half of autograd's, which goes over complex ones.
+    Only pixels that see something are touched, and lines that see nothing at any heading are not transformed. The derivative
+    is a transform from spectra to real numbers, half of autograd's, which goes over complex ones.
     """
 
     @staticmethod
     def forward(ctx: Any, views: Tensor, turns: Sequence[_Turn], size: tuple[int, int, int]) -> Tensor:
-        ctx.turns, ctx.size, ctx.n_cells = turns, size, views.size(1)
+        ctx.size, ctx.n_cells = size, views.size(1)
+        ctx.save_for_backward(*(x for turn in turns for x in turn[:3]))
         n_lines, n_v, n_u = size
-        images = views.new_zeros(len(turns), len(views), n_lines * n_u)
-        for image, turn in zip(images, turns):
+        planes = views.new_zeros(len(turns), len(views), n_lines * n_u)
+        for plane, turn in zip(planes, turns):
             values = views.new_zeros(len(views), len(turn.pixels))
             for cells, share in zip(turn.cells, turn.shares):
                 values.addcmul_(views.index_select(1, cells), share)
-            image.index_copy_(1, turn.pixels, values)
-        lines = torch.fft.rfft(images.unflatten(2, (n_lines, n_u)))
+            plane.index_copy_(1, turn.pixels, values)
+        lines = torch.fft.rfft(planes.unflatten(2, (n_lines, n_u)))
         columns = lines.new_zeros(*lines.shape[:2], lines.size(3), n_v)
         columns[..., :n_lines] = lines.mT
         return torch.fft.fft(columns)
@@ -210,17 +211,17 @@ class _TurnedSpectra(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        n_lines, _, n_u = ctx.size
-        once = torch.full((grad.size(2),), 0.5, device=grad.device)  # the transform counts twice what has a conjugate
-        once[0] = once[-1] = 1.0
+        (n_lines, _, n_u), saved = ctx.size, ctx.saved_tensors
+        once = torch.full((grad.size(2),), 0.5, dtype=grad.real.dtype, device=grad.device)
+        once[0] = once[-1] = 1.0  # the transform counts all others twice
         lines = torch.fft.ifft(grad, norm="forward")[..., :n_lines].mT * once
-        images = torch.fft.irfft(lines, n=n_u, norm="forward").flatten(2)
-        views = images.new_zeros(images.size(1), ctx.n_cells)
-        for image, turn in zip(images, ctx.turns):
-            values = image.index_select(1, turn.pixels)
-            for cells, share in zip(turn.cells, turn.shares):
-                views.index_add_(1, cells, values * share)
-        return views, None, None
+        of_planes = torch.fft.irfft(lines, n=n_u, norm="forward").flatten(2)
+        of_views = of_planes.new_zeros(of_planes.size(1), ctx.n_cells)
+        for of_plane, pixels, cells, shares in zip(of_planes, saved[::3], saved[1::3], saved[2::3]):
+            of_values = of_plane.index_select(1, pixels)
+            for these, share in zip(cells, shares):
+                of_views.index_add_(1, these, of_values * share)
+        return of_views, None, None
 
 
 class _Products(torch.autograd.Function):

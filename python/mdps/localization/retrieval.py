@@ -130,7 +130,7 @@ class _AverageOfPixels(nn.Linear):
     """A 1 x 1 convolution and ReLU, averaged over all pixels: (N, C, h, w) -> (N, C'), of the parameters' type."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _MeanActivation.apply(x.flatten(2).mT.to(self.weight), self.weight, self.bias)
+        return _MeanActivation.apply(x.flatten(2).mT.to(self.weight.dtype), self.weight, self.bias)
 
 
 class _MeanActivation(torch.autograd.Function):
@@ -143,19 +143,22 @@ class _MeanActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        activations = x.new_empty(x.size(1), len(bias))
-        return torch.stack([torch.addmm(bias, image, weight.mT, out=activations).relu_().mean(0) for image in x])
+        activations, means = x.new_empty(x.size(1), len(bias)), x.new_empty(len(x), len(bias))
+        for image, mean in zip(x, means):
+            torch.mean(torch.addmm(bias, image, weight.mT, out=activations).relu_(), 0, out=mean)
+        return means
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, weight, bias = ctx.saved_tensors
-        of_x, of_weight, of_bias = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        of_sum = x.new_empty(x.size(1), len(bias))
-        for image, out, of_image in zip(x, grad.to(x) / x.size(1), of_x):
-            torch.addmm(bias, image, weight.mT, out=of_sum).gt_(0).mul_(out)
-            torch.mm(of_sum, weight, out=of_image)
-            of_weight.addmm_(of_sum.mT, image)
+        of_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        of_weight, of_bias, of_sum = torch.zeros_like(weight), torch.zeros_like(bias), x.new_empty(x.size(1), len(bias))
+        for i, out in enumerate(grad.to(x) / x.size(1)):
+            torch.addmm(bias, x[i], weight.mT, out=of_sum).gt_(0).mul_(out)
+            if of_x is not None:
+                torch.mm(of_sum, weight, out=of_x[i])
+            of_weight.addmm_(of_sum.mT, x[i])
             of_bias += of_sum.sum(0)
         return of_x, of_weight, of_bias
 
