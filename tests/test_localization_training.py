@@ -196,17 +196,10 @@ def test_frozen_encoders_keep_their_statistics(batch, monkeypatch):
     [([3], 0), ([4, 9], 0), ([6], 0), ([5], 1)],
     ids=["after a stage", "twice", "in an epoch", "workers"],
 )
-def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_path, monkeypatch, interruptions, n_workers):
+def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_path, interrupt_at, interruptions, n_workers):
     """Two batches an epoch, two epochs a stage, but one in the first."""
-    ordinary, seen, scenes = staged.StagedModule.training_step, [0], {**scenes, "n_workers": n_workers}
-
-    def interrupted(self, batch, index):
-        seen[0] += 1
-        if seen[0] in interruptions:
-            raise KeyboardInterrupt
-        return ordinary(self, batch, index)
-
-    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+    scenes = {**scenes, "n_workers": n_workers}
+    interrupt_at(*interruptions)
     for _ in interruptions:
         assert tiny.train(tmp_path, **scenes, max_epochs=2) == 130
     assert tiny.train(tmp_path, **scenes, max_epochs=2) == 0
@@ -216,7 +209,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(finished, scenes, tmp_pat
     assert tiny.summaries(finished) == tiny.summaries(tmp_path)
 
 
-def test_rates_fall_with_every_batch(scenes, tmp_path, monkeypatch):
+def test_rates_fall_with_every_batch(scenes, tmp_path, interrupt_at):
     """Two batches an epoch, in stages of one and of two epochs: to a fifth of the stage's rates, whatever the plateaus; and the
     same after an interruption."""
     changes = {**scenes, "final_rate": 0.2, "max_epochs": 2, "plateau_patience": 0}
@@ -228,15 +221,7 @@ def test_rates_fall_with_every_batch(scenes, tmp_path, monkeypatch):
         stage = each[row["stage"] - 1]
         done = (2 * row["epoch"] + 1) / n_batches[stage.name]
         assert row["rates"] == pytest.approx({name: rate * (1 - 0.8 * done) for name, rate in stage.rates.items()})
-    ordinary, seen = staged.StagedModule.training_step, [0]
-
-    def interrupted(self, batch, index):
-        seen[0] += 1
-        if seen[0] == 6:
-            raise KeyboardInterrupt
-        return ordinary(self, batch, index)
-
-    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+    interrupt_at(6)
     assert tiny.train(tmp_path / "parts", **changes) == 130
     assert tiny.train(tmp_path / "parts", **changes) == 0
     assert tiny.history(tmp_path / "whole") == tiny.history(tmp_path / "parts")

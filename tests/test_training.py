@@ -96,20 +96,11 @@ def test_another_seed_is_another_run(finished, tmp_path):
 
 
 @pytest.mark.parametrize("batches", [[1], [5, 7]], ids=["in the first epoch", "twice in the first stage and the second"])
-def test_an_interrupted_run_ends_with_the_same_numbers(finished, tmp_path, monkeypatch, batches):
-    ordinary, seen = staged.StagedModule.training_step, [0]
-
-    def interrupted(self, batch, index):
-        seen[0] += 1
-        if seen[0] in interruptions:
-            raise KeyboardInterrupt
-        return ordinary(self, batch, index)
-
-    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+def test_an_interrupted_run_ends_with_the_same_numbers(finished, tmp_path, interrupt_at, batches):
     for interruption in batches:
-        seen[0], interruptions = 0, [interruption]
+        interrupt_at(interruption)
         assert train(tmp_path) == 130
-    seen[0], interruptions = 0, []
+    interrupt_at()
     assert train(tmp_path) == 0
     assert_same_run(finished, tmp_path)
 
@@ -482,20 +473,12 @@ def test_an_untrained_choice_chooses_and_does_not_learn(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["mdps", "sr-pf"])
-def test_runs_at_once_are_single_runs(tmp_path, method, monkeypatch):
+def test_runs_at_once_are_single_runs(tmp_path, method, interrupt_at):
     """Up to rounding; they end at different epochs, and an interruption changes nothing."""
     flags = ["--method", method, "--max-epochs", "6", "--patience", "1", "--n-training", "6", "--min-epochs", "1"]
     for seed in range(3):
         train(tmp_path / str(seed), *flags, "--seed", str(seed))
-    ordinary, seen = staged.StagedModule.training_step, [0]
-
-    def interrupted(self, batches, index):
-        seen[0] += 1
-        if seen[0] == 7:
-            raise KeyboardInterrupt
-        return ordinary(self, batches, index)
-
-    monkeypatch.setattr(staged.StagedModule, "training_step", interrupted)
+    interrupt_at(7)
     assert train(tmp_path / "all", *flags, "--runs-at-once", "3") == 130
     assert train(tmp_path / "all", *flags, "--runs-at-once", "3") == 0
     lengths = set()
