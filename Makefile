@@ -1,4 +1,5 @@
-# make demo | demo-localization | test | bench | lint. Each makes .venv when it is missing and installs the package again when sources changed.
+# make [install] | demo | demo-localization | test | bench | lint. Each makes .venv when it is missing and installs the package
+# again when sources changed.
 #
 # TORCH is what pip installs: `make test TORCH=torch==2.13.0`, or the path of a wheel.
 # PYTHON is the interpreter that .venv is made from.
@@ -11,8 +12,10 @@ pip := $(python) -m pip install --quiet --disable-pip-version-check --root-user-
 sources := CMakeLists.txt $(shell find csrc kernels ops python -type f -not -path '*/__pycache__/*')
 c_files = $(wildcard csrc/*.[ch] csrc/*.cpp kernels/*.[ch] kernels/*.cu kernels/*.cuh tests/*.cpp tests/emulation/*.*)
 
-.PHONY: demo demo-localization test bench lint
+.PHONY: install demo demo-localization test bench lint
 .DELETE_ON_ERROR:
+
+install: .venv/installed
 
 demo: .venv/installed
 	$(python) training/bearings_only.py demo

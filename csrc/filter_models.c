@@ -27,9 +27,9 @@ FilterModels take_filter_models(Call *call, const StableIValue *values, const Te
     StableIValue inner;
     FilterModels m = {.bandwidths = take_shared_tensor(call, values[0], "bandwidths", 2),
                       .codes = take_tensor(call, values[1], "codes", 3),
-                      .noise = no_tensor(),
-                      .move = {.x = *states, .condition = no_tensor()},
-                      .weigh = {.x = *states, .extra = no_tensor()}};
+                      .move.x = *states,
+                      .weigh.x = *states,
+                      .n = states->size[0]};
     if (take_optional(values[2], &inner)) m.noise = take_tensor(call, inner, "noise", 4);
     m.move.weights = take_shared_tensor(call, values[3], "move_weights", 2);
     Tensor scale = take_tensor(call, values[5], "scale", 1);
@@ -48,15 +48,32 @@ FilterModels take_filter_models(Call *call, const StableIValue *values, const Te
     return m;
 }
 
+/* A network on some rows, with the weights of their set. */
+static void take_rows_of(Call *call, Network *a, SmallNetwork *p, int64_t first, int64_t n) {
+    const int64_t rows = a->x.size[0];
+    a->x = items_of(&a->x, first, n);
+    if (n < rows && a->weights.dim == 2) a->weights = item_of(&a->weights, first / (rows / a->weights.size[0]));
+    network_prepare(call, a, p);
+}
+
+FilterModels models_of_rows(Call *call, const FilterModels *all, int64_t first, int64_t n) {
+    FilterModels m = *all;
+    m.first = first, m.n = n;
+    if (m.bandwidths.dim == 2) m.bandwidths = items_of(&m.bandwidths, first, n);
+    take_rows_of(call, &m.move, &m.moves, first, n);
+    take_rows_of(call, &m.weigh, &m.weighs, first, n);
+    return m;
+}
+
 static void set_move(FilterModels *m, int64_t t, const Tensor *x) {
     m->move.x = *x;
-    m->move.extra = step_of(&m->noise, t);
+    m->move.extra = rows_at(m, &m->noise, t);
     network_inputs(&m->move, &m->moves);
 }
 
 static void set_weigh(FilterModels *m, int64_t t, const Tensor *x) {
     m->weigh.x = *x;
-    m->weigh.condition = step_of(&m->codes, t);
+    m->weigh.condition = rows_at(m, &m->codes, t);
     network_inputs(&m->weigh, &m->weighs);
 }
 

@@ -11,9 +11,10 @@ typedef struct {
     Tensor states, predicted, posterior, ancestors, log_sum, ess, drawn;
 } FilterSteps;
 
-/* Gradients of the results, each of its size or missing, and sums over the steps of those of the arguments. Between steps
- * `state` (B, N, 3) and `weights` (B, N) are the gradients of the step's states and posterior log-weights; in the end `state`
- * is that of the first particles. `likelihood` (B, N) is memory for a step, `zeros` (B) are zeros. */
+/* Gradients of the results, each of its size or missing, and sums over the steps of those of the arguments: of all rows, or,
+ * where a step takes them, of n of them (filter_models.h). Between steps `state` (n, N, 3) and `weights` (n, N) are the
+ * gradients of the step's states and posterior log-weights; in the end `state` is that of the first particles. `likelihood`
+ * (n, N) is memory for a step, `zeros` (B) are zeros. */
 typedef struct {
     Tensor states, predicted, posterior, log_sum, ess;
     Tensor state, weights, likelihood, zeros;
@@ -22,7 +23,7 @@ typedef struct {
 
 /* sum = a + b, of those that are there. */
 void add_up(Call *call, Tensor sum, Tensor a, Tensor b);
-/* Step t from the one before; seeds (T, B), `scratch` (B, N). */
+/* Step t of the models' rows from the one before; seeds (T, B), `scratch` (n, N). */
 void filter_step(Call *call, FilterModels *m, FilterSteps *s, int64_t t, const Tensor *seeds, int scheme,
                  const Tensor *scratch);
 void filter_step_backward(Call *call, FilterModels *m, const FilterSteps *s, int64_t t, FilterGradients *g);

@@ -18,6 +18,15 @@ Mixture take_mixture(Call *call, const StableIValue *values, const Tensor *x) {
     return m;
 }
 
+void expect_bandwidths(Call *call, const Tensor *bandwidths, int64_t rows) {
+    if (!ok(call) || on_cuda(bandwidths)) return;
+    const int64_t D = bandwidths->size[bandwidths->dim - 1];
+    const MixtureLogProb p = {
+        .B = rows, .G = (int)D, .bandwidth_stride = bandwidths->dim == 2 ? D : 0, .bandwidths = bandwidths->data};
+    const int64_t bad = (bandwidths->is_double ? mixture_bad_bandwidth_f64 : mixture_bad_bandwidth_f32)(&p);
+    expect(call, bad < 0, "bandwidths: expected positive finite numbers, got another one in row %lld", (long long)bad);
+}
+
 MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m, StableIValue n_angular) {
     const int A = take_n_angular(call, n_angular, x->size[2]);
     MixtureLogProb p = {.B = x->size[0],
@@ -30,10 +39,8 @@ MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *m,
                         .means = m->means.data,
                         .log_weights = m->log_weights.data,
                         .bandwidths = m->bandwidths.data};
-    if (!ok(call) || on_cuda(x)) return p;
-    int64_t bad = (x->is_double ? mixture_bad_bandwidth_f64 : mixture_bad_bandwidth_f32)(&p);
-    expect(call, bad < 0, "bandwidths: expected positive finite numbers, got another one in row %lld", (long long)bad);
-    if (mixture_is_short(&p)) return p;
+    expect_bandwidths(call, &m->bandwidths, p.B);
+    if (!ok(call) || on_cuda(x) || mixture_is_short(&p)) return p;
     p.rows = new_scratch(call, x, p.B * (int64_t)sizeof(MixtureRow));
     p.components = new_scratch(call, x, p.B * mixture_padded(p.N) * (1 + mixture_features(&p)) * (x->is_double ? 8 : 4));
     return p;

@@ -10,6 +10,8 @@ typedef struct {
 
 /* Means (B, N, D), log_weights (B, N), bandwidths (B, D) or (D) from three places of the stack, checked against x (B, M, D). */
 Mixture take_mixture(Call *call, const StableIValue *values, const Tensor *x);
+/* Those of `rows` rows are positive and finite; a GPU does not look. */
+void expect_bandwidths(Call *call, const Tensor *bandwidths, int64_t rows);
 /* The kernels' parameters, with scratch memory. */
 MixtureLogProb mixture_parameters(Call *call, const Tensor *x, const Mixture *mixture, StableIValue n_angular);
 /* Fills p->log_prob and p->log2_sum. */

@@ -11,7 +11,7 @@ void expect_width(Call *call, const char *name, int64_t width) {
 static int take_given(Call *call, StableIValue value, const char *name, int dim, const Tensor *x, const char *x_name,
                       Tensor *given) {
     StableIValue inner;
-    *given = no_tensor();
+    *given = (Tensor){0};
     if (!take_optional(value, &inner)) return 0;
     *given = take_tensor(call, inner, name, dim);
     int64_t columns = given->size[dim - 1];
@@ -50,7 +50,15 @@ Network take_network(Call *call, const StableIValue *values, const char *x_name,
     a.weights = take_shared_tensor(call, values[3], "weights", 2);
     const NetworkNames names = {x_name, "extra", "condition", "weights", "layers"};
     network_parameters(call, &a, &names, values[4], p, grad_y);
+    network_prepare(call, &a, p);
     return a;
+}
+
+static void lay_out(const Network *a, SmallNetwork *p) {
+    network_inputs(a, p);
+    p->B = a->x.size[0], p->N = a->x.size[1], p->R = network_sets(a);
+    if (on_cuda(&a->x)) small_network_layout_cuda(p, a->x.is_double ? 8 : 4);
+    else small_network_layout(p);
 }
 
 void network_parameters(Call *call, const Network *a, const NetworkNames *names, StableIValue layers, SmallNetwork *p,
@@ -61,22 +69,24 @@ void network_parameters(Call *call, const Network *a, const NetworkNames *names,
         expect_width(call, names->x, a->x.size[2]);
         p->C = (int)a->x.size[2];
     } else expect(call, a->x.size[2] == 3, "%s: expected 3 columns, got %lld", names->x, (long long)a->x.size[2]);
-    bool stacked = a->weights.dim == 2;
-    p->B = a->x.size[0], p->N = a->x.size[1];
-    p->R = stacked ? a->weights.size[0] : 1;
-    expect(call, p->R > 0 && p->B % p->R == 0, "%s: expected a number of sets that divides the %lld rows of %s, got %lld",
-           names->weights, (long long)p->B, names->x, (long long)p->R);
+    const int64_t rows = a->x.size[0], sets = network_sets(a);
+    expect(call, sets > 0 && rows % sets == 0, "%s: expected a number of sets that divides the %lld rows of %s, got %lld",
+           names->weights, (long long)rows, names->x, (long long)sets);
     if (!ok(call)) {
         p->n_layers = 0;
         return;
     }
-    network_inputs(a, p);
     p->grad_y = grad_y ? grad_y->data : NULL;
-    if (on_cuda(&a->x)) small_network_layout_cuda(p, a->x.is_double ? 8 : 4);
-    else small_network_layout(p);
-    expect(call, a->weights.size[stacked] == p->P, "%s: expected %lld parameters, got %lld", names->weights, (long long)p->P,
-           (long long)a->weights.size[stacked]);
+    lay_out(a, p);
+    const int64_t n = a->weights.size[a->weights.dim - 1];
+    expect(call, n == p->P, "%s: expected %lld parameters, got %lld", names->weights, (long long)p->P, (long long)n);
+}
+
+void network_prepare(Call *call, const Network *a, SmallNetwork *p) {
+    if (!ok(call)) return;
+    lay_out(a, p);
     if (p->scratch_size > 0) p->scratch = new_scratch(call, &a->x, p->scratch_size * (a->x.is_double ? 8 : 4));
+    run(call, &a->x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
 }
 
 void expect_shares(Call *call, const SmallNetwork *p, int out) {
@@ -88,7 +98,7 @@ void expect_shares(Call *call, const SmallNetwork *p, int out) {
 }
 
 void network_forward(Call *call, const Network *a, SmallNetwork *p, Launcher *cuda) {
-    run(call, &a->x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
+    if (p->conditioned >= 0) run(call, &a->x, CPU_KERNELS(small_network_share), p, p->B, 64);
     run(call, &a->x, (Kernels){small_network_forward_f32, small_network_forward_f64, cuda}, p, p->R * p->chunks, 1);
 }
 
@@ -101,7 +111,7 @@ NetworkGradients network_backward(Call *call, const Network *a, SmallNetwork *p,
     p->grad_x = want_x ? grad.x.data : NULL;
     p->grad_extra = want_extra ? grad.extra.data : NULL;
     p->grad_condition = grad.condition.data, p->grad_weights = grad.weights.data;
-    run(call, &a->x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
+    if (p->conditioned >= 0) run(call, &a->x, CPU_KERNELS(small_network_share), p, p->B, 64);
     run(call, &a->x, (Kernels){small_network_backward_f32, small_network_backward_f64, cuda}, p,
         on_cuda(&a->x) ? p->R : p->R * p->chunks, 1); /* CUDA: and finish */
     run(call, &a->x, CPU_KERNELS(small_network_finish), p, p->R, 1);

@@ -18,14 +18,19 @@ typedef struct {
 } NetworkNames;
 
 /* x (B, N, C), extra (B, N, E) or none, condition (B, K) or none, weights (P) or (R, P) and layers, from five places of the
- * stack. p has its form (small_network.h), or is all 0; grad_y makes it ready for the backward pass. Without layers that fit
+ * stack. p has its form (small_network.h), or is all 0, and gets ready to run; grad_y: backward too. Without layers that fit
  * each other p->n_layers is 0. */
 Network take_network(Call *call, const StableIValue *values, const char *x_name, SmallNetwork *p, const Tensor *grad_y);
-/* Completes p, which has its form, E and K, with the layers, the sizes, the pointers and scratch memory. The sizes of x, extra
+/* Completes p, which has its form, E and K, with layers, sizes and pointers, but does not make it ready. The sizes of x, extra
  * and condition fit each other. grad_y: as above. */
 void network_parameters(Call *call, const Network *network, const NetworkNames *names, StableIValue layers, SmallNetwork *p,
                         const Tensor *grad_y);
-/* Points p at other inputs of the same sizes. */
+/* Gives p, which network_parameters has completed, the inputs of this network, which may have fewer rows and sets, scratch
+ * memory, and the weights as the passes read them. */
+void network_prepare(Call *call, const Network *network, SmallNetwork *p);
+/* R. */
+static inline int64_t network_sets(const Network *a) { return a->weights.dim == 2 ? a->weights.size[0] : 1; }
+/* Points p at other inputs of the same sizes, of the same weights. */
 static inline void network_inputs(const Network *a, SmallNetwork *p) {
     p->x = a->x.data, p->extra = a->extra.data, p->condition = a->condition.data, p->weights = a->weights.data;
 }

@@ -4,8 +4,8 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
-static const int64_t no_sizes[MAX_DIM];
 static atomic_llong live_handles;
 
 int64_t mdps_live_handles(void) { return atomic_load(&live_handles); }
@@ -32,15 +32,15 @@ static void delete_handle(AtenTensorHandle handle) {
 }
 
 static Tensor own(Call *call, AtenTensorHandle handle) {
-    Tensor x = {.handle = handle, .size = no_sizes};
+    Tensor x = {.handle = handle};
     atomic_fetch_add_explicit(&live_handles, 1, memory_order_relaxed);
     if (call->n_owned < MAX_OWNED) call->owned[call->n_owned++] = handle;
-    else fail(call, "more than %d tensors", MAX_OWNED), delete_handle(handle);
+    else fail(call, "more than %d tensors", MAX_OWNED), delete_handle(handle), x.handle = NULL;
     return x;
 }
 
 static Tensor allocate(Call *call, const Tensor *like, int dim, const int64_t *size, int32_t dtype) {
-    if (!ok(call)) return (Tensor){.size = no_sizes};
+    if (!ok(call)) return (Tensor){0};
     int64_t stride[MAX_DIM], step = 1;
     for (int d = dim - 1; d >= 0; d--) {
         stride[d] = step;
@@ -49,14 +49,12 @@ static Tensor allocate(Call *call, const Tensor *like, int dim, const int64_t *s
     AtenTensorHandle handle = NULL;
     if (aoti_torch_empty_strided(dim, size, stride, dtype, like->device_type, like->device_index, &handle)) {
         fail_in_torch(call, "allocation");
-        return (Tensor){.size = no_sizes};
+        return (Tensor){0};
     }
     Tensor x = own(call, handle);
-    if (!ok(call)) return x;
-    int64_t *own_size = NULL;
-    if (aoti_torch_get_sizes(handle, &own_size) || torch_get_mutable_data_ptr(handle, &x.data))
-        fail_in_torch(call, "allocation");
-    if (own_size) x.size = own_size;
+    if (ok(call) && torch_get_mutable_data_ptr(handle, &x.data)) fail_in_torch(call, "allocation");
+    if (!ok(call)) return (Tensor){0};
+    memcpy(x.size, size, dim * sizeof *size);
     x.dim = dim;
     x.dtype = dtype;
     x.device_type = like->device_type;
@@ -73,15 +71,21 @@ Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size)
     return allocate(call, like, dim, size, aoti_torch_dtype_int64());
 }
 
-Tensor no_tensor(void) { return (Tensor){.size = no_sizes}; }
+Tensor item_of(const Tensor *x, int64_t i) {
+    if (!x->handle) return *x;
+    Tensor y = items_of(x, i, 1);
+    y.dim--;
+    memmove(y.size, y.size + 1, y.dim * sizeof *y.size);
+    return y;
+}
 
-Tensor step_of(const Tensor *x, int64_t t) {
-    if (x->size == no_sizes) return no_tensor();
+Tensor items_of(const Tensor *x, int64_t first, int64_t n) {
+    if (!x->handle) return *x;
     Tensor y = *x;
     int64_t bytes = x->dtype == aoti_torch_dtype_float32() ? 4 : 8;
-    y.size++, y.dim--;
-    for (int64_t d = 0; d < y.dim; d++) bytes *= y.size[d];
-    if (x->data) y.data = (char *)x->data + t * bytes;
+    for (int64_t d = 1; d < y.dim; d++) bytes *= y.size[d];
+    y.size[0] = n;
+    if (x->data) y.data = (char *)x->data + first * bytes;
     return y;
 }
 
@@ -111,25 +115,25 @@ static bool has_kind(const Tensor *x, Kind kind) {
 
 static Tensor take(Call *call, StableIValue value, const char *name, int least_dim, int most_dim, Kind kind) {
     Tensor x = own(call, (AtenTensorHandle)(uintptr_t)value);
-    if (!ok(call)) return x;
+    if (!ok(call)) return (Tensor){0};
     int64_t *size = NULL;
     bool is_contiguous = false;
     if (aoti_torch_get_dim(x.handle, &x.dim) || aoti_torch_get_sizes(x.handle, &size) ||
         aoti_torch_get_dtype(x.handle, &x.dtype) || aoti_torch_get_device_type(x.handle, &x.device_type) ||
         aoti_torch_get_device_index(x.handle, &x.device_index) || aoti_torch_is_contiguous(x.handle, &is_contiguous)) {
         fail_in_torch(call, name);
-        return x;
+        return (Tensor){0};
     }
     x.is_double = x.dtype == aoti_torch_dtype_float64();
     expect(call, x.dim >= least_dim && x.dim <= most_dim, "%s: expected %d dimensions, got %lld", name, most_dim,
            (long long)x.dim);
     const char *words[] = {"float32 or float64", "int64", "bool"};
     expect(call, has_kind(&x, kind), "%s: expected dtype %s", name, words[kind]);
-    if (!ok(call)) return x;
-    x.size = size;
+    if (!ok(call)) return (Tensor){0};
+    memcpy(x.size, size, x.dim * sizeof *size);
     if (!is_contiguous) return contiguous(call, &x);
     if (torch_get_const_data_ptr(x.handle, (const void **)&x.data)) fail_in_torch(call, name);
-    return x;
+    return ok(call) ? x : (Tensor){0};
 }
 
 Tensor take_tensor(Call *call, StableIValue value, const char *name, int dim) {
@@ -224,6 +228,35 @@ void run(Call *call, const Tensor *x, Kernels kernels, void *parameters, int64_t
         if (kernels.cuda || !(MDPS_CUDA || MDPS_EMULATE)) launch(call, x, kernels.cuda, parameters, n);
     } else if (n <= grain) kernel(0, n, parameters);
     else if (torch_parallel_for(0, n, grain, kernel, parameters)) fail_in_torch(call, "threads");
+}
+
+typedef struct {
+    Call *call;
+    Part *part;
+    void *parameters;
+    atomic_flag failed;
+} Parts;
+
+static void run_some_parts(int64_t begin, int64_t end, void *parameters) {
+    Parts *p = parameters;
+    for (int64_t i = begin; i < end; i++) {
+        Call call = {.op = p->call->op};
+        p->part(&call, i, p->parameters);
+        release(&call, 0);
+        if (!ok(&call) && !atomic_flag_test_and_set(&p->failed)) memcpy(p->call->error, call.error, sizeof call.error);
+    }
+}
+
+void run_parts(Call *call, Part *part, void *parameters, int64_t n, bool in_order) {
+    Parts p = {call, part, parameters, ATOMIC_FLAG_INIT};
+    if (!ok(call) || n == 0) return;
+    if (in_order || n == 1) run_some_parts(0, n, &p);
+    else if (torch_parallel_for(0, n, 1, run_some_parts, &p)) fail_in_torch(call, "threads");
+}
+
+bool has_threads(int64_t n) {
+    uint32_t threads = 1;
+    return !torch_get_num_threads(&threads) && threads > n;
 }
 
 void finish(Call *call, StableIValue *stack, int n_results, const Tensor *results) {

@@ -25,10 +25,9 @@
 enum { MAX_OWNED = 96, MAX_DIM = 8, MAX_FLOATS = 16 };
 
 typedef struct {
-    AtenTensorHandle handle;
+    AtenTensorHandle handle; /* NULL: an argument or a gradient that is not there */
     void *data;
-    const int64_t *size;
-    int64_t dim;
+    int64_t dim, size[MAX_DIM];
     int32_t dtype, device_type, device_index;
     bool is_double;
 } Tensor;
@@ -88,10 +87,10 @@ int take_n_angular(Call *call, StableIValue value, int64_t dim);
 /* Uninitialised, contiguous, with the dtype and device of `like`; the same with int64. */
 Tensor new_tensor(Call *call, const Tensor *like, int dim, const int64_t *size);
 Tensor new_indices(Call *call, const Tensor *like, int dim, const int64_t *size);
-/* An argument or a gradient that is not there. */
-Tensor no_tensor(void);
-/* Sizes and data of x[t], of reals or int64: not to be a result, since the handle is that of x. */
-Tensor step_of(const Tensor *x, int64_t t);
+/* Sizes and data of x[i], and of x[first : first + n], of reals or int64; what is not there stays so. Not to be a result, since
+ * the handle is that of x. */
+Tensor item_of(const Tensor *x, int64_t i);
+Tensor items_of(const Tensor *x, int64_t first, int64_t n);
 /* Deletes what was taken or made since n_owned was `first`: what one step of a loop needs. */
 void release(Call *call, int first);
 /* Memory for a kernel's intermediate values, on the device of `like`, freed by finish(); aligned to 64 bytes. NULL for 0. */
@@ -102,6 +101,12 @@ bool on_cuda(const Tensor *x);
 /* On the CPU the float32 or float64 kernel over n items on torch's threads, at least `grain` items each; in place for small n.
  * On the GPU the launcher, on torch's current stream. */
 void run(Call *call, const Tensor *x, Kernels kernels, void *parameters, int64_t n, int64_t grain);
+/* Part i of a call, with a Call of its own, whose tensors are deleted when it returns. */
+typedef void Part(Call *call, int64_t i, void *parameters);
+/* All n parts, on torch's threads, or one after the other, each on as many threads as it takes; the first failure is kept. */
+void run_parts(Call *call, Part *part, void *parameters, int64_t n, bool in_order);
+/* Whether torch has more than n threads for a call. */
+bool has_threads(int64_t n);
 /* Deletes every argument and temporary, leaves the results in the stack or throws. A result must not be an argument. */
 void finish(Call *call, StableIValue *stack, int n_results, const Tensor *results);
 

@@ -148,6 +148,8 @@ void small_network_layout_cuda(SmallNetwork *p, int size_of_real) {
 #endif
 CHOOSE(prepare, f32)
 CHOOSE(prepare, f64)
+CHOOSE(share, f32)
+CHOOSE(share, f64)
 CHOOSE(forward, f32)
 CHOOSE(forward, f64)
 CHOOSE(backward, f32)

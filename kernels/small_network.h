@@ -11,16 +11,17 @@
  * condition enter at one layer each.
  *
  * The caller sets the sizes, the pointers and of each layer enters_extra, enters_condition, out and activation, calls
- * small_network_layout, which fills in the rest, and gives `scratch`. Then prepare on all sets [0, R), forward or backward on
- * all chunks [0, R * chunks) in any split, and after backward finish on all sets. A chunk is a run of particles of one set: it
- * sums the gradients of its own, and finish adds them in order, so that the bits do not depend on the number of threads. There
- * are at most 64 chunks, or one per set. A call works in the tile of its first chunk.
+ * small_network_layout, which fills in the rest, and gives `scratch`. Then prepare on all sets [0, R), which serves as long as
+ * the weights stay, share on all rows [0, B), which does nothing without a condition, forward or backward on all chunks
+ * [0, R * chunks) in any split, and after backward finish on all sets. A chunk is a run of particles of one set: it sums the
+ * gradients of its own, and finish adds them in order, so that the bits do not depend on the number of threads. There are at
+ * most 64 chunks, or one per set. A call works in the tile of its first chunk.
  *
  * Backward computes the activations again: nothing but the inputs is kept. A NaN stays in its particle, and in the gradients of
  * what that particle used. Cost: P multiply-adds a particle forward, 3 P backward; memory for 64 tiles and 64 P sums.
  *
- * CUDA: small_network_layout_cuda, then a launcher, which does all chunks and what prepare and finish do. A chunk is a block;
- * there are at most 1024, fewer backward where P is above 4096, or one per set. The condition enters as further columns.
+ * CUDA: small_network_layout_cuda, then a launcher, which does all chunks and what prepare, share and finish do. A chunk is a
+ * block; there are at most 1024, fewer backward where P is above 4096, or one per set. The condition enters as further columns.
  */
 #ifndef MDPS_SMALL_NETWORK_H
 #define MDPS_SMALL_NETWORK_H
@@ -80,6 +81,8 @@ void small_network_layout(SmallNetwork *p);
 void small_network_layout_cuda(SmallNetwork *p, int size_of_real);
 void small_network_prepare_f32(int64_t begin, int64_t end, void *parameters);
 void small_network_prepare_f64(int64_t begin, int64_t end, void *parameters);
+void small_network_share_f32(int64_t begin, int64_t end, void *parameters);
+void small_network_share_f64(int64_t begin, int64_t end, void *parameters);
 void small_network_forward_f32(int64_t begin, int64_t end, void *parameters);
 void small_network_forward_f64(int64_t begin, int64_t end, void *parameters);
 void small_network_backward_f32(int64_t begin, int64_t end, void *parameters);

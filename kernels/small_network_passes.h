@@ -39,7 +39,7 @@ static bool ON(begin_tile)(ON(Tile) * t, int64_t stop) {
 
 #include "small_network_poses.h"
 
-/* Transposes the matrices and computes each row's share of the conditioned layer, bias + W condition: no work per particle. */
+/* Transposes the matrices. */
 static void ON(prepare)(int64_t begin, int64_t end, void *parameters) {
     const SmallNetwork *p = parameters;
     for (int64_t r = begin; r < end; r++) {
@@ -50,15 +50,22 @@ static void ON(prepare)(int64_t begin, int64_t end, void *parameters) {
             for (int k = 0; k < a->columns; k++)
                 for (int m = 0; m < a->out; m++) to[a->weights + k * a->out + m] = w[a->weights + m * a->columns + k];
         }
-        if (p->conditioned < 0) continue;
-        const NetworkLayer *a = &p->layer[p->conditioned];
-        for (int64_t b = r * (p->B / p->R); b < (r + 1) * (p->B / p->R); b++) {
-            const REAL *condition = (const REAL *)p->condition + b * p->K, *matrix = to + a->weights + a->joined * a->out;
-            REAL *restrict share = (REAL *)p->scratch + p->at_share + b * a->out;
-            for (int m = 0; m < a->out; m++) share[m] = w[a->bias + m];
-            for (int k = 0; k < p->K; k++)
-                for (int m = 0; m < a->out; m++) share[m] += matrix[k * a->out + m] * condition[k];
-        }
+    }
+}
+
+/* Each row's share of the conditioned layer, bias + W condition: no work per particle. */
+static void ON(share)(int64_t begin, int64_t end, void *parameters) {
+    const SmallNetwork *p = parameters;
+    if (p->conditioned < 0) return;
+    const NetworkLayer *a = &p->layer[p->conditioned];
+    for (int64_t b = begin; b < end; b++) {
+        const int64_t set = b / (p->B / p->R) * p->P;
+        const REAL *condition = (const REAL *)p->condition + b * p->K, *bias = (const REAL *)p->weights + set + a->bias;
+        const REAL *matrix = (const REAL *)p->scratch + set + a->weights + a->joined * a->out;
+        REAL *restrict share = (REAL *)p->scratch + p->at_share + b * a->out;
+        for (int m = 0; m < a->out; m++) share[m] = bias[m];
+        for (int k = 0; k < p->K; k++)
+            for (int m = 0; m < a->out; m++) share[m] += matrix[k * a->out + m] * condition[k];
     }
 }
 

@@ -96,9 +96,6 @@ def describe(layers: Sequence[Layer], columns: int, extra: int, condition: int) 
         raise TypeError(f"layers: expected a sequence of Layer, got {layers!r}")
     if not 1 <= len(layers) <= MOST_LAYERS:
         raise ValueError(f"layers: expected 1 to {MOST_LAYERS}, got {len(layers)}")
-    for name, width in (("x", columns), ("extra", extra), ("condition", condition)):
-        if width > MOST_COLUMNS or (name == "x" and width < 1):
-            raise ValueError(f"{name}: expected 1 to {MOST_COLUMNS} columns, got {width}")
     numbers: list[int] = []
     n_parameters, entered = 0, [0, 0]
     for layer in layers:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments as check
-from ._layers import Layer, described
+from ._layers import MOST_COLUMNS, Layer, described
 from ._operator import one_by_one
 
 Given = tuple[Tensor, Tensor | None, Tensor | None, Tensor, list[int]]
@@ -52,6 +52,11 @@ def arguments(
         if len(size := condition.shape) != 2 or size[0] != rows:
             raise ValueError(f"condition: expected shape (B, K) = ({rows}, K), got {tuple(size)}")
         n_condition = size[1]
+    if not 1 <= columns <= MOST_COLUMNS or n_extra > MOST_COLUMNS or n_condition > MOST_COLUMNS:
+        least = {names.x: 1, names.extra: 0, "condition": 0}
+        for (name, n), width in zip(least.items(), (columns, n_extra, n_condition)):
+            if not n <= width <= MOST_COLUMNS:
+                raise ValueError(f"{name}: expected {n} to {MOST_COLUMNS} columns, got {width}")
     numbers, n_parameters = described(layers, inputs or columns, n_extra, n_condition)
     size = weights.shape
     if len(size) not in (1, 2) or size[-1] != n_parameters:

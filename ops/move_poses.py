@@ -39,7 +39,7 @@ def move_poses(
         weights: (P) or (R, P), as for `small_network`.
         layers: 1 to 16 `Layer`s, best as a tuple, for 2 inputs; the last is Layer(4, "sigmoid").
         scale: (4), the largest change of x and y, in their units, and of sine and cosine. A constant.
-        condition: (B, K), values that the particles of a row share (an action), as for `small_network`.
+        condition: (B, K), values that the particles of a row share (an action), as for `small_network`; K <= 256.
 
     Returns:
         (B, N, 3); headings in [-pi, pi). NaN stays in its particle.

@@ -29,7 +29,8 @@ def small_network(
         layers: 1 to 16 `Layer`s, best as a tuple (a list is read anew at every call); the columns of a layer's matrix are those
             of torch.cat([previous, extra, condition]).
         extra: (B, N, E), further values of each particle; they enter the one layer that has extra=True. E <= 256; 0 is as none.
-        condition: (B, K), values that the particles of a row share; likewise. Their share of the layer is computed once a row.
+        condition: (B, K), values that the particles of a row share; likewise, K <= 256. Their share of the layer is computed
+            once a row.
 
     Returns:
         (B, N, out of the last layer). NaN passes through every activation, as in torch, and stays in its particle.

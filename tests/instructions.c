@@ -172,6 +172,7 @@ static void rows(void) {
 static void run_network(void *parameters) {
     SmallNetwork *p = parameters;
     small_network_prepare_f32(0, p->R, p);
+    small_network_share_f32(0, p->B, p);
     small_network_forward_f32(0, p->R * p->chunks, p);
     small_network_backward_f32(0, p->R * p->chunks, p);
     small_network_finish_f32(0, p->R, p);

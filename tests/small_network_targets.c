@@ -10,10 +10,11 @@
 typedef void Pass(int64_t begin, int64_t end, void *parameters);
 typedef struct {
     const char *name;
-    Pass *prepare, *forward, *backward, *finish;
+    Pass *prepare, *share, *forward, *backward, *finish;
     size_t size; /* of a number */
 } Target;
-#define TARGET_OF(name) {#name, prepare_##name, forward_##name, backward_##name, finish_##name, 4 << (#name[1] == '6')}
+#define TARGET_OF(name) \
+    {#name, prepare_##name, share_##name, forward_##name, backward_##name, finish_##name, 4 << (#name[1] == '6')}
 
 enum { RESULTS = 5 };
 static double *expected[NETWORK_WEIGHS_POSES + 1][RESULTS]; /* of each form */
@@ -80,6 +81,8 @@ static int check_form(const Target *t, int form) {
     p.scale = input[6];
     p.y = result[0], p.grad_x = result[1], p.grad_extra = result[2], p.grad_condition = result[3], p.grad_weights = result[4];
     t->prepare(0, p.R, &p);
+    t->share(0, 2, &p);
+    t->share(2, p.B, &p);
     t->forward(0, p.R * p.chunks, &p);
     t->backward(0, 1, &p); /* as two threads would */
     t->backward(1, p.R * p.chunks, &p);

@@ -69,6 +69,9 @@ def test_scenes_for_one_purpose_each(mgl):
     assert [len(part) for part in module.splits] == [36, 0, 18]
     with pytest.raises(ValueError, match="scenes: expected every scene once, got paris, berlin, paris"):
         MapillaryDataModule(mgl, scenes={"train": ["paris", "berlin"], "test": ["paris"]})
+    for text in ("paris", {"train": ["berlin"], "test": "paris"}):
+        with pytest.raises(ValueError, match="scenes: expected a sequence of names, got the text 'paris'; for one scene"):
+            MapillaryDataModule(mgl, scenes=text)
     with pytest.raises(ValueError, match="scenes: expected the keys train, val, test, got tests"):
         MapillaryDataModule(mgl, scenes={"tests": ["paris"]})
 

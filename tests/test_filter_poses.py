@@ -131,6 +131,40 @@ def test_values_and_gradients_of_the_steps(size, scheme, dtype, tolerance):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * max(1.0, want.abs().max().item()))
 
 
+def test_networks_of_other_numbers_of_sets():
+    """Blocks of rows are within the sets of both."""
+    g, (B, T, N) = torch.Generator().manual_seed(5), (12, 3, 600)
+    states, codes, seeds, bandwidths, move, _, noise = arguments(B, T, N, sets=2, shared=False)(g)
+    weigh = torch.randn(3, n_parameters(WEIGH, 4, 0, 3), generator=g, dtype=torch.float64)
+    results = []
+    for f in (filtered, by_steps):
+        given = [x.clone().requires_grad_() for x in (states, codes, bandwidths, move, weigh)]
+        out = ops.FilteredPoses(*f(*given[:2], seeds, *given[2:], noise))
+        results.append((out.posterior, *torch.autograd.grad(out.log_sum.sin().sum(), given)))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.skipif(EMULATED, reason="the CPU's blocks")
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_same_bits_with_any_number_of_threads(shared):
+    """With fewer threads than blocks, with more, and, in one large row, with threads within each step."""
+    size = (130, 4, 33) if not shared else (2, 2, 20000)
+    args = arguments(*size, sets=2, shared=shared, dtype=torch.float32)(torch.Generator().manual_seed(6))
+    before, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 3, 8, 64):
+            torch.set_num_threads(n)
+            given = [a.clone().requires_grad_(i in (0, 1, 3, 4, 5)) for i, a in enumerate(args)]
+            out = filtered(*given)
+            wrt = [a for a in given if a.requires_grad]
+            results.append((*out, *torch.autograd.grad(out.log_sum.sin().sum() + out.states.sum(), wrt)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 @pytest.mark.parametrize("result", ["states", "predicted", "posterior", "log_sum", "ess"])
 def test_gradient_of_each_result_alone(result):
     """What a loss does not use has no gradient to begin with."""
@@ -263,6 +297,7 @@ test_errors = check_errors(
         (raw(11, 9), RuntimeError, "scheme: expected 0 to 3, got 9"),
         (raw(3, Z(3, 3).double(), backward=True), RuntimeError, "grad_log_sum: expected size 2 in dimension 1, got 3"),
         (raw(5, Z((1,) * 9).double(), backward=True), RuntimeError, "states: expected 4 dimensions, got 9"),
+        (raw(5, Z(()).double(), backward=True), RuntimeError, "states: expected 4 dimensions, got 0"),
         (raw(5, Z(0, 2, 4, 3).double(), backward=True), RuntimeError, "states: expected at least one step, got 0"),
         (raw(0, Z(3, 2, 4).double(), backward=True), RuntimeError, "grad_states: expected 4 dimensions, got 3"),
         (raw(9, Z(3, 2, 4, 3).double(), backward=True), RuntimeError, "drawn: expected size 2 in dimension 0, got 3"),
@@ -279,4 +314,13 @@ def test_bad_bandwidths_are_told_in_backward(bad):
     bandwidths[1] = bad
     out = filtered(**{**GIVEN, "bandwidths": bandwidths.requires_grad_()})
     with pytest.raises(ValueError, match="^bandwidths: expected positive finite numbers"):
+        out.log_sum.nan_to_num().sum().backward()
+
+
+@pytest.mark.skipif(EMULATED, reason="as above")
+def test_a_bad_bandwidth_is_told_with_its_row():
+    args = arguments(130, 3, 33, sets=2, shared=False)(torch.Generator().manual_seed(7))
+    args[3][100, 1] = -1.0
+    out = filtered(*(a.requires_grad_() if i == 3 else a for i, a in enumerate(args)))
+    with pytest.raises(ValueError, match="bandwidths: expected positive finite numbers, got another one in row 100"):
         out.log_sum.nan_to_num().sum().backward()

@@ -103,5 +103,11 @@ def test_particles_are_checked_for_each():
     observations, initial = data["observations"], data["initial"]
     with pytest.raises(ValueError, match="initial: expected shape"):
         mdps.filter_together([first, second], [initial, initial[..., :2]], observations)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="initial: expected R = 2, one for each of filters, got 1"):
         mdps.filter_together([first, second], [initial], observations)
+    with pytest.raises(ValueError, match="observations: expected R = 2, one for each of filters, got 3"):
+        mdps.filter_together([first, second], [initial] * 2, [observations] * 3)
+    with pytest.raises(ValueError, match="seeds: expected R = 2, one for each of filters, got 1"):
+        mdps.filter_together([first, second], [initial] * 2, observations, seeds=[data["seed"]])
+    with pytest.raises(ValueError, match="filters: expected at least one, got none"):
+        mdps.filter_together([], [], observations)

@@ -747,6 +747,16 @@ def test_errors(change, error, words):
         pose_filter()(**(pose_data() | change))
 
 
+def test_errors_of_an_online_step():
+    f, data = pose_filter(), pose_data()
+    state = f.start(data["initial"], data["observations"][:, 0])
+    for call in (lambda x: f.start(data["initial"], x), lambda x: f.step(state, x)):
+        with pytest.raises(ValueError, match=r"^observation: expected shape \(B, ...\) with B = 4, .*, got \(3, 3\)"):
+            call(torch.zeros(3, 3))
+        with pytest.raises(TypeError, match="^observation: expected a tensor, got list"):
+            call([0.0])
+
+
 def test_errors_of_networks_and_options():
     with pytest.raises(ValueError, match="n_particles: expected at least 1, got 0"):
         pose_filter(0)

@@ -107,6 +107,14 @@ def test_every_method_trains_to_a_table(method, scenes, tmp_path, request, capsy
     assert all(math.isfinite(row["training_loss"]) for row in tiny.history(tmp_path))
 
 
+def _without_a_weight(model, folder):
+    """A run folder with the model of another, but for one of its weights."""
+    saved = torch.load(model, weights_only=True)
+    del saved["state_dict"][next(k for k in saved["state_dict"] if k.startswith("encoders."))]
+    folder.mkdir()
+    torch.save(saved, folder / "model.pt")
+
+
 def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
     """From a run that has learned from single images: as they would begin after that stage of their own, at its cost."""
     assert tiny.train(tmp_path / "encoders", **scenes, method="encoders") == 0
@@ -128,6 +136,11 @@ def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
         seconds = sum(json.loads(path.read_text())["seconds"] for path in stages_of)
         assert result.training.hours == pytest.approx(seconds / 3600)
     capsys.readouterr()
+    _without_a_weight(tmp_path / "encoders/run/model.pt", tmp_path / "other")
+    for method in ("mdps", "dense-search"):
+        assert tiny.train(tmp_path / f"bad_{method}", **scenes, method=method, start=tmp_path / "other") == 2
+        message = capsys.readouterr().err
+        assert "error: start: expected weights of encoders with networks small in " in message and message.count("\n") == 1
     assert tiny.train(tmp_path / "retrieval", **scenes, method="retrieval", start=run) == 2
     assert "error: start: expected a run with method retrieval, got" in capsys.readouterr().err
     assert tiny.train(tmp_path / "none", **scenes, method="encoders", view_epochs=0) == 2

@@ -376,6 +376,8 @@ def test_arguments_that_are_refused():
         ({"metres": -1.0}, "metres: expected at least 0, got -1.0"),
         ({"heading_concentration": np.inf}, "heading_concentration: expected at least 0, got inf"),
         ({"n_first": 0}, "n_first: expected at least 1, got 0"),
+        ({"pose": (1e4, 0.0, 0.0)}, r"pose: expected a place on the map, x from -?\d+ to \d+, .*, got x = 10000.0, y = 0.0"),
+        ({"pose": (0.0, -500.0, 0.0), "metres": 1.0}, "pose: expected a place on the map, .* or within 3 m of it"),
         ({"seed": torch.tensor([1, 2])}, r"seed: expected shape \(\), got \(2,\)"),
     ]
     for change, words in starts:

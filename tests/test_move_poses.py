@@ -94,6 +94,7 @@ test_errors = check_errors(
     [
         (lambda: ops.move_poses([1.0], *(torch.ones(2),) * 2, ONE, SCALE), TypeError, "poses: expected a tensor, got list"),
         (call(poses=(2, 3, 4)), ValueError, r"poses: expected shape \(B, N, 3\), got \(2, 3, 4\)"),
+        (call(noise=(2, 3, 257)), ValueError, "noise: expected 0 to 256 columns, got 257"),
         (call(noise=(2, 4, 1)), ValueError, r"noise: expected shape \(B, N, E\) = \(2, 3, E\), got \(2, 4, 1\)"),
         (call(noise=(2, 3, 2)), ValueError, r"weights: expected shape \(P\) or \(R, P\) with P = 20, got \(16,\)"),
         (call(weights=(3, 16)), ValueError, "weights: expected R sets, R a divisor of the 2 rows of poses, got R = 3"),

@@ -98,6 +98,16 @@ def test_smoother_likelihood_and_its_cut():
     assert model(p, code, far, far).isfinite().all()
 
 
+def test_scale_of_whole_numbers_and_of_another_size():
+    p, noise = poses(2, 5).float(), torch.randn(2, 5, 4)
+    torch.manual_seed(0)
+    first = networks.ResidualDynamics()
+    torch.manual_seed(0)
+    assert torch.equal(networks.ResidualDynamics((5, 5, 2, 2))(p, noise), first(p, noise))
+    with pytest.raises(ValueError, match="scale: expected 4 numbers, of x, y, sine and cosine, got 3"):
+        networks.ResidualDynamics((5.0, 5.0, 2.0))
+
+
 def test_gradients_reach_every_parameter():
     encoder = networks.ObservationEncoder()
     models = networks.ResidualDynamics(), networks.PoseLikelihood(encoder), networks.PoseSmootherLikelihood(encoder)

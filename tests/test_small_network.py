@@ -139,6 +139,8 @@ test_errors = check_errors(
         (call(x=(3, 4)), ValueError, r"x: expected shape \(B, N, C\), got \(3, 4\)"),
         (call(x=(2, 3, 257)), ValueError, "x: expected 1 to 256 columns, got 257"),
         (call(x=(2, 3, 0)), ValueError, "x: expected 1 to 256 columns, got 0"),
+        (call(extra=(2, 3, 257)), ValueError, "extra: expected 0 to 256 columns, got 257"),
+        (call(condition=(2, 257)), ValueError, "condition: expected 0 to 256 columns, got 257"),
         (call(weights=(11,)), ValueError, r"weights: expected shape \(P\) or \(R, P\) with P = 10, got \(11,\)"),
         (call(weights=(3, 10)), ValueError, "weights: expected R sets, R a divisor of the 2 rows of x, got R = 3"),
         (call(weights=(0, 10)), ValueError, "weights: expected R sets, R a divisor of the 2 rows of x, got R = 0"),

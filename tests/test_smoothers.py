@@ -356,6 +356,11 @@ def test_errors():
         for call in (s, s.filter):
             with pytest.raises(TypeError, match=f"{name}: expected a tensor, got list"):
                 call(**(data | {name: [data[name]]}))
+    for call in (s, s.filter):
+        with pytest.raises(ValueError, match="final: expected B = 4 sequences, those of initial, got 3"):
+            call(**(data | {"final": data["final"][:3]}))
+    with pytest.raises(ValueError, match="final: expected R = 1, one for each of smoothers, got 2"):
+        mdps.smooth_together([s], [data["initial"]], [data["final"]] * 2, data["observations"])
     with pytest.raises(ValueError, match=r"final: expected shape \(B, N, D\)"):
         s(**(data | {"final": data["final"][:, :, :2]}))
     with pytest.raises(

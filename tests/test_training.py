@@ -1,5 +1,6 @@
 """The training program of the bearings-only task on tiny problems: stages, resume, configuration, command line."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -237,8 +238,19 @@ def test_initial_particles():
 def test_evaluate_a_finished_run(finished, capsys):
     assert bearings_only.main(["evaluate", str(finished / "run"), "--n-evaluation", "3", "--n-particles", "9"]) == 0
     out = capsys.readouterr().out
-    assert "smoother" in out and f"{bearings_only.BAYES_LIMIT['smoothed'][0]:.2f}" in out and "300,000 particles" in out
+    assert "smoother" in out and "True model: measured for sequences and starts of the default size alone." in out
     assert json.loads((finished / "run/evaluation_9_particles_3_sequences_seed_1.json").read_text())["n_sequences"] == 3
+
+
+def test_the_true_model_stands_beside_the_sequences_that_it_was_measured_for():
+    row = {"nll": 1.0, "position_error": 2.0, "heading_error_degrees": 3.0, "recall_of_modes": 0.5}
+    rows = dict.fromkeys(bearings_only.NAMES, row)
+    default = dataclasses.asdict(bearings_only.Configuration())
+    text = bearings_only.table(rows, bearings_only.limits(default))
+    assert all(f"{nll:.2f}" in text for nll, _ in bearings_only.BAYES_LIMIT.values()) and "300,000 particles" in text
+    for other in ({"n_steps": 20}, {"position_noise": 1.0}, {"heading_concentration": 1.0}):
+        assert not bearings_only.limits(default | other)
+    assert "300,000" not in bearings_only.table(rows, {})
 
 
 def test_evaluations_compute_where_training_did(monkeypatch):
@@ -342,6 +354,7 @@ def errors(arguments, capsys):
         ({"n_particles": 0}, "n_particles: expected at least 1, got 0"),
         ({"n_particles": True}, "n_particles: expected int"),
         ({"method": "kalman"}, "method: expected one of"),
+        ({"method": True}, "method: expected one of"),
         ({"gradient_clip": "x"}, "gradient_clip: expected float, got 'x'"),
         ({"plateau_factor": 1.5}, "plateau_factor: expected less than 1.0, got 1.5"),
         ({"plateau_factor": 1}, "plateau_factor: expected less than 1.0, got 1"),

@@ -116,6 +116,8 @@ def _flag_type(field):
 def _checked(field, value):
     if field.type is float:
         value = _as_float(value)
+    if field.type is str and isinstance(value, bool):  # what YAML makes of the words true and false
+        value = str(value).lower()
     right = isinstance(value, field.type) and not (isinstance(value, bool) and field.type is not bool)
     if not right:
         raise ConfigurationError(f"{field.name}: expected {field.type.__name__}, got {value!r}")

@@ -287,11 +287,15 @@ def _start_from(model: Localization, c: Configuration) -> tuple[float, Configura
             expected, got = f"a run with {name} {getattr(c, name)}", f"{c.start} with {getattr(before, name)}"
             raise ConfigurationError(f"start: expected {expected}, got {got}")
     refuse_seen(c, before, c.start)
-    if of_encoders:
-        start_from_encoders(model, saved["state_dict"])
-        return _seconds(Path(c.start)), before, saved["data"]
-    model.load_state_dict(saved["state_dict"])
-    return 0.0, before, saved["data"]
+    try:
+        if of_encoders:
+            start_from_encoders(model, saved["state_dict"])
+        else:
+            model.load_state_dict(saved["state_dict"])
+    except (RuntimeError, KeyError, AttributeError) as error:
+        what = f"expected weights of {'encoders' if of_encoders else c.method} with networks {c.networks}"
+        raise ConfigurationError(f"start: {what} in {c.start}, got others: {' '.join(str(error).split())[:200]}") from None
+    return _seconds(Path(c.start)) if of_encoders else 0.0, before, saved["data"]
 
 
 def run_ablation(folder: Path, numbers: list[int], changes: dict[str, Any], command: str) -> None:

@@ -2,7 +2,7 @@
 
     python training/bearings_only.py reproduce                                       # all methods, 11 runs; into runs/figure_2
     python training/bearings_only.py reproduce --methods mdpf mdps --runs 3 --jobs 2
-    python training/bearings_only.py reproduce --draw runs/figure_2/results          # table and figure of what is there so far
+    python training/bearings_only.py reproduce --draw runs/figure_2/results --output runs/figure_2     # what is there so far
 
 A run is a run folder of `train`, in a process of its own, and so goes on where it stopped. When it ends, one JSON holds all
 that is to be known of it: with that the run is finished, and tables and figures need nothing else. Run 0 of all methods comes
@@ -113,8 +113,18 @@ def add_parser(commands: Any, configuration_class: type, presets: Iterable[str])
         help="runs that a process trains as one batch [1]",
     )
     parser.add_argument("--engine", choices=("processes", "ray"), default="processes", help="what runs them [processes]")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of run folders, results, figure [runs/figure_2]")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw and print the results in a folder; train nothing")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="of run folders, results, table, figure [runs/figure_2; with --draw the folder that is drawn]",
+    )
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        metavar="FOLDER",
+        help="draw and print the results in a folder; train nothing, whatever other options say",
+    )
     parser.add_argument("--preset", choices=tuple(presets), default="paper", help="where the defaults come from [paper]")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with `option: value` lines; flags override it")
     configuration.add_flags(parser, configuration_class, without=("method",))
@@ -125,9 +135,8 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     methods, n_runs, jobs, at_once = (given.pop(name) for name in ("methods", "runs", "jobs", "runs_at_once"))
     engine, output, draw_alone = given.pop("engine"), given.pop("output"), given.pop("draw")
     file, preset = given.pop("config"), program.PRESETS[given.pop("preset")]
-    limits = {belief: limit[0] for belief, limit in program.BAYES_LIMIT.items()}
     if draw_alone:
-        _draw(draw_alone, output or draw_alone, limits)
+        _draw(draw_alone, output or draw_alone, program)
         return 0
     if unknown := [m for m in methods or () if m not in METHODS]:
         raise ConfigurationError(f"methods: expected some of {list(METHODS)}, got {unknown[0]!r}")
@@ -146,7 +155,7 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     jobs = jobs or max(1, len(os.sched_getaffinity(0)) // base.threads)
     failed = train(groups, jobs, engine, program)
     if any((output / "results").glob("*.json")):
-        _draw(output / "results", output, limits)
+        _draw(output / "results", output, program)
     if failed:
         print(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again", file=sys.stderr)
     return 1 if failed else 0
@@ -339,9 +348,12 @@ def _engine(name, jobs):
         raise ConfigurationError("engine: ray is not installed; pip install ray, or --engine processes") from None
 
 
-def _draw(results, folder, limits):
+def _draw(results, folder, program):
     titles = {name: method.title.replace("\n", " ") for name, method in METHODS.items()}
-    text = figures.draw(read_records(results), folder, limits, titles)
+    records = read_records(results)
+    comparable = all(program.limits(record["configuration"]) for record in records)
+    limits = {belief: limit[0] for belief, limit in program.BAYES_LIMIT.items()} if comparable else {}
+    text = figures.draw(records, folder, limits, titles)
     print("\n" + text)
     print(f"Table: {folder / 'table.md'}; figure: {folder / 'figure_2.png'}, {folder / 'figure_2.pdf'}; JSONs: {results}")
 

@@ -185,6 +185,8 @@ class TwoFilterSmoother(nn.Module):
         """
         self.forward_filter.check_particles("initial", initial)
         self.backward_filter.check_particles("final", final)
+        if final.size(0) != initial.size(0):
+            raise ValueError(f"final: expected B = {initial.size(0)} sequences, those of initial, got {final.size(0)}")
         seeds = ops.split_seed(row_seeds(seed, initial.size(0), initial.device), 2)
         filters, particles = (self.forward_filter, self.backward_filter), (initial, final)
         each = [s.contiguous() for s in seeds.unbind(1)]

@@ -25,10 +25,12 @@ from .mixture import Bandwidth, Mixture
 from .ops.resample import SCHEMES
 from .sequences import (
     Sequences,
+    check_numbers,
     check_particles,
     encode,
     for_sequence,
     of_each,
+    one_step,
     prepare,
     returned,
     stands_for_calls,
@@ -269,7 +271,7 @@ class ParticleFilter(nn.Module):
         """
         self.check_particles("initial", initial)
         B, device = initial.size(0), initial.device
-        sequence = prepare(observation.unsqueeze(1), None, None, _one_step(observed), seed, B, device)
+        sequence = prepare(one_step(observation, B, device), None, None, _one_step(observed), seed, B, device)
         predicted, ancestors = self._begin(initial)
         return self._update_online(_models([self]), time, sequence, predicted, ancestors)
 
@@ -290,7 +292,7 @@ class ParticleFilter(nn.Module):
             raise ValueError("state: a reverse filter ends at time 0; begin it with start(..., time=T - 1)")
         particles, seed = state.posterior.states, state.seed
         B, device = particles.size(0), particles.device
-        sequence = prepare(observation.unsqueeze(1), _one_step(action), None, _one_step(observed), seed, B, device)
+        sequence = prepare(one_step(observation, B, device), _one_step(action), None, _one_step(observed), seed, B, device)
         draws, noise = _random([self], [seed], range(time, time + 1), particles)
         move = sequence.actions.squeeze(1) if sequence.actions is not None else None
         models = _models([self])
@@ -473,6 +475,7 @@ def filter_together(
     """
     n = len(filters)
     each = of_each(observations, n)
+    check_numbers("filters", n, initial=initial, observations=each, seeds=seeds)
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(filters, initial, each, seeds, strict=True))
     for f, particles, _, _ in given:
@@ -563,8 +566,7 @@ def _random(filters: Sequence[ParticleFilter], seeds: Sequence[Tensor], times: r
 def _beliefs(filters: Sequence[ParticleFilter], fields: Fields) -> list[FilterBeliefs]:
     """Those of each filter, from the steps of all."""
     beliefs = []
-    for i, f in enumerate(filters):
-        own = (x.chunk(len(filters))[i] for x in fields)
+    for f, *own in zip(filters, *(x.chunk(len(filters)) for x in fields)):  # one gradient of each field, not one a filter
         states, predicted, posterior, *numbers = (_backwards(x) for x in own) if f.reverse else own
         bandwidths = f.posterior_bandwidth()
         after, before = (Mixture(states, w, bandwidths, f.space) for w in (posterior, predicted))

@@ -160,14 +160,16 @@ class ResidualDynamics(PoseModel):
 
     def __init__(self, scale: Sequence[float] = (5.0, 5.0, 2.0, 2.0), noise_size: int = 4, width: int = 8) -> None:
         super().__init__()
-        self.noise_size, self._scale = noise_size, tuple(scale)
+        if len(scale) != 4:
+            raise ValueError(f"scale: expected 4 numbers, of x, y, sine and cosine, got {len(scale)}")
+        self.noise_size, self._scale = noise_size, tuple(map(float, scale))
         self.network = ParticleNetwork(2, (width,) * 4, (width,) * 3 + (4,), n_extra=noise_size, first_ends_in_relu=False)
         last = self.network.second[-2]
         assert isinstance(last, nn.Linear)
         with torch.no_grad():  # begin near standing still: at torch's own size particles would leave the arena at once
             last.weight.mul_(0.1)
             last.bias.zero_()
-        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        self.register_buffer("scale", torch.tensor(self._scale), persistent=False)
 
     def _like(self, other: Any) -> bool:
         return super()._like(other) and self._scale == other._scale

@@ -41,6 +41,24 @@ def of_each(observations: Tensor | Sequence[Tensor], n: int) -> list[Tensor]:
     return each
 
 
+def check_numbers(kind: str, n: int, **lists: Sequence[Any] | None) -> None:
+    """Raise ValueError unless each of these lists has an item for each of n filters or smoothers."""
+    if n == 0:
+        raise ValueError(f"{kind}: expected at least one, got none")
+    for name, items in lists.items():
+        if items is not None and len(items) != n:
+            raise ValueError(f"{name}: expected R = {n}, one for each of {kind}, got {len(items)}")
+
+
+def one_step(observation: Tensor, batch: int, device: torch.device) -> Tensor:
+    """Check the observation of a step, (B, ...) -> (B, 1, ...)."""
+    _tensor("observation", observation, device)
+    if observation.dim() < 1 or observation.size(0) != batch:
+        expected = f"(B, ...) with B = {batch}, that of the particles"
+        raise ValueError(f"observation: expected shape {expected}, got {tuple(observation.shape)}")
+    return observation.unsqueeze(1)
+
+
 def prepare(
     observations: Tensor,
     actions: Tensor | None,

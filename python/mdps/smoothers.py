@@ -21,7 +21,17 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import encode, for_sequence, masked, of_each, prepare, returned, row_seeds, whole_number
+from .sequences import (
+    check_numbers,
+    encode,
+    for_sequence,
+    masked,
+    of_each,
+    prepare,
+    returned,
+    row_seeds,
+    whole_number,
+)
 
 Components = tuple[Tensor, Tensor, Tensor]
 
@@ -180,6 +190,7 @@ def smooth_together(
     """
     n = len(smoothers)
     each = of_each(observations, n)
+    check_numbers("smoothers", n, initial=initial, final=final, observations=each, seeds=seeds)
     seeds = [None] * n if seeds is None else seeds
     given = list(zip(smoothers, initial, final, each, seeds, strict=True))
     rows = [_row_seeds(s, i, f, seed) for s, i, f, _, seed in given]
@@ -204,7 +215,8 @@ def filter_both(
 
     Args: as for `smooth_together`, which goes on from here.
     """
-    given = zip(smoothers, initial, final, [None] * len(smoothers) if seeds is None else seeds, strict=True)
+    check_numbers("smoothers", len(smoothers), initial=initial, final=final, seeds=seeds)
+    given = zip(smoothers, initial, final, [None] * len(smoothers) if seeds is None else seeds)
     keys = [ops.split_seed(_row_seeds(*g), 3).unbind(1) for g in given]
     filters = [s.forward_filter for s in smoothers] + [s.backward_filter for s in smoothers]
     each = [*of_each(observations, len(smoothers))] * 2
@@ -260,6 +272,8 @@ def _smooth(
 def _row_seeds(smoother: MixtureDensityParticleSmoother, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
     smoother.forward_filter.check_particles("initial", initial)
     smoother.backward_filter.check_particles("final", final)
+    if final.size(0) != initial.size(0):
+        raise ValueError(f"final: expected B = {initial.size(0)} sequences, those of initial, got {final.size(0)}")
     if smoother.proposal == "union":
         for name, filter_, particles in (
             ("initial", smoother.forward_filter, initial),

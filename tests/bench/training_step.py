@@ -1,8 +1,9 @@
 """One training step of the bearings-only task, by method and stage: B = 32 sequences of T = 50, N = 50 particles, M = 100.
 
 Ours runs beside the same model under ops.reference(), where every operator is plain PyTorch, in interleaved rounds on one
-thread: that ratio means something on any machine. The last column is the same step where eleven runs are trained at once, a
-run's share. The authors' seconds were measured with their released code on one thread of a 2-core Xeon (Sapphire Rapids) under
+thread: that ratio means something on any machine. "Calls" are those of torch's operators in one step, as its profiler counts
+them, and "at once" is the same step where eleven runs are trained at once, a run's share. The authors' seconds were
+measured with their released code on one thread of a 2-core Xeon (Sapphire Rapids) under
 torch 2.13 and N = 50; compare them with ours on a machine of that kind alone. Their stages 1 and 2 of MDPS also compute a
 smoothed belief that nothing uses, 0.6 s or more of their step, and 0.5 s of their stage 4 is spent on underflowing exponents.
 
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 
@@ -28,14 +30,19 @@ from mdps import ops
 
 AUTHORS = {("mdps", 0): 2.8, ("mdps", 1): 1.3, ("mdps", 2): 1.3, ("mdps", 3): 2.92, ("mdpf", 0): 0.73, ("mdpf", 1): 0.31}
 AUTHORS |= {("tg-pf", 0): 0.20, ("sr-pf", 0): 0.28}
-OTHERS = ("concrete-pf", "ot-pf", "mdpf-multinomial", "mdpf-residual", "mdpf-backward", "ffbs", "tfs")
-"""Methods of which the authors' program was not measured in the same conditions, or that it does not have."""
+"""Seconds; no others of their program were measured in the same conditions."""
+METHODS = ("mdps", "mdpf", "tg-pf", "sr-pf", "concrete-pf", "ot-pf", "mdpf-multinomial", "mdpf-residual", "mdpf-backward")
+METHODS += ("ffbs", "tfs")
 RUNS_AT_ONCE = 11
+
+
+def configuration(method: str) -> bearings_only.Configuration:
+    return bearings_only.Configuration(method=method, stages="code", n_training=32, n_validation=1, n_evaluation=1)
 
 
 def steps(method: str, index: int, n_runs: int = 1):
     """A training step of one stage, forward pass, backward pass and Adam, and the same by references."""
-    c = bearings_only.Configuration(method=method, stages="code", n_training=32, n_validation=1, n_evaluation=1)
+    c = configuration(method)
     trackers, stage = [bearings_only.build(c) for _ in range(n_runs)], bearings_only.stages(c)[index]
     batches = [tuple(task.simulate(c.batch_size, c.n_steps, seed=i)) for i in range(n_runs)]
     schedule, seeds = bearings_only.schedule(c), list(range(n_runs))
@@ -56,6 +63,13 @@ def steps(method: str, index: int, n_runs: int = 1):
             step()
 
     return stage.name, step, by_reference
+
+
+def calls(step) -> int:
+    """How often a step calls an operator of torch, in both passes and in Adam."""
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        step()
+    return sum(operator.count for operator in run.key_averages())
 
 
 def peak_memory() -> float:
@@ -79,8 +93,11 @@ def main() -> None:
     memory = subprocess.run(process, cwd=Path(__file__).parents[1], text=True, capture_output=True, check=True).stdout.strip()
     print(f"memory of a training step, MDPS 4: {memory} MB above the process\n")
     print("Training step, one thread, milliseconds (least of interleaved rounds)")
-    print(f"{'method, stage':32} {'mdps':>8} {'reference':>10} {'ratio':>6} {'authors':>8} {'ratio':>6} {'at once':>8}")
-    for method, index in (*AUTHORS, *((method, 0) for method in OTHERS)):
+    print(
+        f"{'method, stage':36} {'mdps':>8} {'reference':>10} {'ratio':>6} {'calls':>7} {'reference':>10} "
+        f"{'authors':>8} {'ratio':>6} {'at once':>8}"
+    )
+    for method, index in ((m, i) for m in METHODS for i in range(len(bearings_only.stages(configuration(m))))):
         name, step, by_reference = steps(method, index)
         at_once = steps(method, index, RUNS_AT_ONCE)[1]
         times = interleaved({"mdps": step, "reference": by_reference, "at once": at_once}, rounds=5)
@@ -88,8 +105,8 @@ def main() -> None:
         authors = AUTHORS.get((method, index))
         theirs = f"{1e3 * authors:8.0f} {authors / ours:6.1f}" if authors else " " * 15
         print(
-            f"{f'{method} {index + 1}: {name}':32} {1e3 * ours:8.1f} {1e3 * reference:10.1f} {reference / ours:6.1f} "
-            f"{theirs} {1e3 * times['at once'] / RUNS_AT_ONCE:8.1f}",
+            f"{f'{method} {index + 1}: {name}':36} {1e3 * ours:8.1f} {1e3 * reference:10.1f} {reference / ours:6.1f} "
+            f"{calls(step):7,} {calls(by_reference):10,} {theirs} {1e3 * times['at once'] / RUNS_AT_ONCE:8.1f}",
             flush=True,
         )
 

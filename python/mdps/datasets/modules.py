@@ -165,7 +165,10 @@ class MapillaryDataModule(SequenceDataModule):
             raise ValueError(f"split: expected 'seeded' or 'file', got {split!r}")
         if isinstance(scenes, Mapping) and set(scenes) - {"train", "val", "test"}:
             raise ValueError(f"scenes: expected the keys train, val, test, got {', '.join(map(str, scenes))}")
-        names = [name for part in scenes.values() for name in part] if isinstance(scenes, Mapping) else list(scenes or ())
+        parts = scenes.values() if isinstance(scenes, Mapping) else [scenes or ()]
+        if text := next((part for part in parts if isinstance(part, str)), None):
+            raise ValueError(f"scenes: expected a sequence of names, got the text {text!r}; for one scene [{text!r}]")
+        names = [name for part in parts for name in part]
         if len(set(names)) < len(names):
             raise ValueError(f"scenes: expected every scene once, got {', '.join(names)}")
         super().__init__(

@@ -57,6 +57,13 @@ def numbers(name: str, value: ArrayLike | None, n: int) -> list[float]:
     return [float(x) for x in array]
 
 
+def near_map(name: str, x: float, y: float, box: Box, metres: float) -> None:
+    """Check that a place lies on the map, or not farther from it than this."""
+    if not box.grown(metres).contains((x, y)):
+        reach = f"x from {box.x_min:.0f} to {box.x_max:.0f}, y from {box.y_min:.0f} to {box.y_max:.0f} m"
+        raise ValueError(f"{name}: expected a place on the map, {reach}, or within {metres:g} m of it, got x = {x}, y = {y}")
+
+
 def at_least(least: float, **values: float) -> None:
     """Check that values are finite and not smaller."""
     for name, value in values.items():

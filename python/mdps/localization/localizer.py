@@ -173,7 +173,8 @@ class Localizer:
 
         Args:
             map: a map, or its classes uint8 (3, H, W) and pixels per metre; in its frame the origin is then the map's middle.
-            pose: about where the first image is taken: x East, y North [m] in the map's frame, heading [rad] from East.
+            pose: about where the first image is taken: x East, y North [m] in the map's frame, heading [rad] from East; on
+                the map, or not farther from it than 3 times `metres`.
             metres: standard deviation of the place, East and North. heading_concentration: kappa of the heading.
             n_first: particles of the first step.
             seed: int64 (); None: from torch's generator.
@@ -185,6 +186,7 @@ class Localizer:
         self._check_resolution(raster.pixels_per_metre)
         x, y, heading = inputs.numbers("pose", pose, 3)
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
+        inputs.near_map("pose", x, y, raster.box, 3 * metres)
         n_first = whole_number("n_first", n_first, 1)
         places, _, run = self._seeds(seed)
         middle = raster.box.centre

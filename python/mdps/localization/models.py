@@ -187,8 +187,8 @@ class OdometryDynamics(nn.Module):
         super().__init__()
         self.reverse = reverse
         self.network = ParticleNetwork(2, (width,), (width, width, 3), n_extra=self.noise_size, n_condition=3)
-        self.log_spread = nn.Parameter(torch.tensor(spread).log())
-        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        self.log_spread = nn.Parameter(torch.tensor(tuple(map(float, spread))).log())
+        self.register_buffer("scale", torch.tensor(tuple(map(float, scale))), persistent=False)
         self.register_buffer("unit", torch.tensor(_ACTION_SCALE), persistent=False)
         last = self.network.second[-2]
         assert isinstance(last, nn.Linear)
