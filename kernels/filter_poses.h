@@ -2,7 +2,7 @@
  *
  * T steps on B rows of N particles (x, y, heading): filter_poses runs mixture_resample, move_poses, weigh_poses and
  * normalize_log_weights, and backward their derivatives with that of iwsg_log_weights, in the order that csrc/filter_steps.c
- * has. Here is what remains:
+ * has, on a CPU for a block of rows after the other (csrc/filter_blocks.h). Here is what remains:
  *
  *   begin   predicted (T, B, N) = -log N, the weights of fresh draws; ancestors (B, N) of the first step: 0 to N - 1
  *   add     sum = a + b, of those that are there (0 without any): gradients that reach a step by several ways

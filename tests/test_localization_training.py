@@ -807,10 +807,10 @@ def demo(monkeypatch):
     """Its jobs replaced: cities are a file, methods write results as evaluations do, all of them chance too."""
     started = []
 
-    def city(seed, cities):
-        started.append(seed)
-        dump = cities / f"made_{seed}/dump.json"
-        return sweep.Job(f"city {seed}", ("sh", "-c", f"mkdir -p {dump.parent}; touch {dump}"), cities.parent / f"logs/{seed}")
+    def some(seeds, cities):
+        started.extend(seeds)
+        make = "; ".join(f"mkdir -p {cities}/made_{seed}; touch {cities}/made_{seed}/dump.json" for seed in seeds)
+        return sweep.Job("cities", ("sh", "-c", make), cities.parent / f"logs/{seeds[0]}")
 
     def method(name, folder, names):
         assert names[-2:] == ["made_6", "made_7"]
@@ -818,7 +818,7 @@ def demo(monkeypatch):
             localization_figures.save_result(result, folder / name / "results")
         return sweep.Job(name, ("true",), folder / name)
 
-    monkeypatch.setattr(localization_demo, "_city", city)
+    monkeypatch.setattr(localization_demo, "_cities", some)
     monkeypatch.setattr(localization_demo, "_method", method)
     return started
 
@@ -884,8 +884,9 @@ def test_commands_of_the_demo(tmp_path):
         assert bool(c.start) == (c.view_epochs == 0) and len(stages(c)) == {"encoders": 1, "mdps": 4}.get(method, 1)
     for preset in localization.PRESETS.values():
         tiny.configuration.make(localization.Configuration, preset)
-    city = localization_demo._city(5, tmp_path / "cities")
-    assert city.command[2:] == ("--out", str(tmp_path / "cities"), "--seed", "5")
+    cities = localization_demo._cities([5, 7], tmp_path / "cities")
+    assert cities.command[2:] == ("--out", str(tmp_path / "cities"), "--seed", "5", "7")
+    assert cities.folder == tmp_path / "logs/cities_from_5"
 
 
 def test_commands_of_the_description():

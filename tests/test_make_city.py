@@ -437,6 +437,14 @@ def test_kitti_is_read_and_shows_the_city_from_the_camera(plain, city, tmp_path)
     assert all(f.shift is not None and max(map(abs, f.shift)) <= 1 for t in shifted.tracks for f in t.frames)
 
 
+def test_several_cities_are_those_of_their_seeds(mgl, tiny, tmp_path):
+    """Whatever was made before in the same process."""
+    out = make(tmp_path, "--seed", 1, 0)
+    files = sorted(p.relative_to(mgl) for p in (mgl / "made_0").rglob("*") if p.is_file())
+    assert len(files) > 9 and (out / "made_1/dump.json").exists()
+    assert all((out / p).read_bytes() == (mgl / p).read_bytes() for p in files)
+
+
 def test_preview_has_a_row_for_each_place(tiny, tmp_path):
     assert make_city.main(["--seed", "2", "--preview", str(tmp_path / "p.png")]) == 0
     picture = cv2.imread(str(tmp_path / "p.png"))
@@ -465,6 +473,8 @@ def test_a_road_alone_is_a_city(tiny, tmp_path):
         (["--out", "{tmp}", "--osm", "{mgl}/osm/made_0.osm", "--bbox", "10,10,50,50"], "at most 3000 m"),
         (["--preview", "{tmp}/no/folder.png"], "folder.png"),
         (["--preview", "{tmp}/city"], "--preview: expected a name that ends with .png or .jpg"),
+        (["--preview", "{tmp}/a.png", "--seed", "1", "2"], "--seed: expected one beside --preview, got 2"),
+        (["--out", "{tmp}", "--format", "kitti", "--seed", "1", "2"], "--seed: expected one beside --format kitti, got 2"),
     ],
 )
 def test_refusals(mgl, tiny, tmp_path, capsys, arguments, words):

@@ -1,7 +1,7 @@
 """The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
 
-Cities are made by make_city.py; each method is a command `localization.py train --preset demo`, one more at a time than there
-are cores. Before these, encoders learn from single images, which the smoother and dense search start from; with two cores two
+Cities are made by make_city.py, several in a process; each method is a command `localization.py train --preset demo`, one more
+at a time than there are cores. Before these, encoders learn from single images, which the smoother and dense search start from; with two cores two
 processes share their batches of two, for threads would wait for one another. What is there already is kept: after an
 interruption the same command goes on.
 """
@@ -28,9 +28,10 @@ def main(folder: Path) -> int:
     started = time.monotonic()
     cities = folder / "cities"
     names = [f"made_{seed}" for seed in range(CITIES)]
-    jobs = [_city(seed, cities) for seed, name in enumerate(names) if not (cities / name / "dump.json").exists()]
-    print(f"Making {len(jobs)} cities" if jobs else "The cities are there", flush=True)
-    if not _run(jobs):
+    missing = [seed for seed, name in enumerate(names) if not (cities / name / "dump.json").exists()]
+    print(f"Making {len(missing)} cities" if missing else "The cities are there", flush=True)
+    cores = os.cpu_count() or 1
+    if not _run([_cities(seeds, cities) for i in range(cores) if (seeds := missing[i::cores])]):
         return 1
     print(f"Training {', '.join(('encoders', *METHODS))} on {CITIES - 2} cities; logs: {folder}/METHOD/log.txt", flush=True)
     if not _run([_method("encoders", folder, names)]) or not _run([_method(method, folder, names) for method in METHODS]):
@@ -47,9 +48,9 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _city(seed: int, cities: Path) -> sweep.Job:
-    command = (sys.executable, str(HERE / "make_city.py"), "--out", str(cities), "--seed", str(seed))
-    return sweep.Job(f"city {seed}", command, cities.parent / "logs" / f"city_{seed}")
+def _cities(seeds: Sequence[int], cities: Path) -> sweep.Job:
+    command = (sys.executable, str(HERE / "make_city.py"), "--out", str(cities), "--seed", *map(str, seeds))
+    return sweep.Job(f"cities {', '.join(map(str, seeds))}", command, cities.parent / "logs" / f"cities_from_{seeds[0]}")
 
 
 def _method(method: str, folder: Path, names: Sequence[str]) -> sweep.Job:

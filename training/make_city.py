@@ -1,7 +1,7 @@
 """A city of your own: a map, and street images that show it, in the layout of MGL or KITTI. No download, exact poses.
 
     python training/make_city.py --out data/made --seed 0           # MGL's layout, scene "made_0", half a minute
-    python training/make_city.py --out data/made --seed 1           # another city beside it: train on one, test on the other
+    python training/make_city.py --out data/made --seed 1 2         # two others beside it: train on some, test on the others
     python training/make_city.py --out data/kitti --seed 2 --format kitti
     python training/make_city.py --out data/made --osm berlin.osm --bbox 52.4712,13.4360,52.4752,13.4432
     python training/make_city.py --seed 0 --preview city.png        # image, depth and map side by side; writes no data
@@ -47,14 +47,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Make what the command line asks for."""
-    began = time.perf_counter()
+    """Make what the command line asks for, a city after the other."""
     if not (options.out or options.preview):
         raise ValueError("expected --out DIR, --preview FILE.png, or both")
     if options.preview and options.preview.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--preview: expected a name that ends with .png or .jpg, got {options.preview}")
     if options.bbox and not options.osm:
         raise ValueError("--bbox: expected together with --osm FILE; an invented city has its own size")
+    alone = "--preview" if options.preview else "--format kitti" if options.format == "kitti" else ""
+    if alone and len(options.seed) > 1:
+        raise ValueError(f"--seed: expected one beside {alone}, got {len(options.seed)}")
+    for seed in options.seed:
+        _make_one(argparse.Namespace(**vars(options) | {"seed": seed}))
+
+
+def _make_one(options: argparse.Namespace) -> None:
+    began = time.perf_counter()
     name = f"{options.osm.stem if options.osm else 'made'}_{options.seed}"
     if options.out:
         taken = options.out / (f"{name}/dump.json" if options.format == "mgl" else "train_files.txt")  # what is written last
@@ -68,7 +76,8 @@ def make(options: argparse.Namespace) -> None:
         if options.out:
             n = _write(options, name, source, scene, raster)
             width, height = scene.box.size
-            print(f"{options.out}: {n} images of {width:.0f} x {height:.0f} m in {time.perf_counter() - began:.0f} s")
+            took = time.perf_counter() - began
+            print(f"{options.out}: {n} images of {width:.0f} x {height:.0f} m in {took:.0f} s", flush=True)
 
 
 def read_city(source: Path, bbox: tuple[float, float, float, float] | None, seed: int) -> tuple[Scene, RasterMap]:
@@ -110,7 +119,7 @@ def _write(options: argparse.Namespace, name: str, source: Path, scene: Scene, r
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the data set; cities are added to it (MGL)")
-    parser.add_argument("--seed", type=_whole, default=0, help="which city, which drives [0]")
+    parser.add_argument("--seed", type=_whole, nargs="+", default=[0], help="which cities, which drives [0]")
     parser.add_argument("--format", choices=("mgl", "kitti"), default="mgl", help="layout of the files [mgl]")
     parser.add_argument("--size", choices=tuple(SIZES), default="small", help="of the city and of what is recorded [small]")
     parser.add_argument("--osm", type=Path, metavar="FILE", help="take this OpenStreetMap extract as the city")
