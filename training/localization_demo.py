@@ -1,9 +1,9 @@
 """The localization experiment in small: made cities, every method trained for minutes, all of them on a city none has seen.
 
 Cities are made by make_city.py, several in a process; each method is a command `localization.py train --preset demo`, one more
-at a time than there are cores. Before these, encoders learn from single images, which the smoother and dense search start from; with two cores two
-processes share their batches of two, for threads would wait for one another. What is there already is kept: after an
-interruption the same command goes on.
+at a time than there are cores. Before these, encoders learn from single images, which the smoother and dense search start from;
+with two cores two processes share their batches of two, for threads would wait for one another. What is there already is kept:
+after an interruption the same command goes on.
 """
 
 import os

@@ -2,10 +2,10 @@
 
 Ours runs beside the same model under ops.reference(), where every operator is plain PyTorch, in interleaved rounds on one
 thread: that ratio means something on any machine. "Calls" are those of torch's operators in one step, as its profiler counts
-them, and "at once" is the same step where eleven runs are trained at once, a run's share. The authors' seconds were
-measured with their released code on one thread of a 2-core Xeon (Sapphire Rapids) under
-torch 2.13 and N = 50; compare them with ours on a machine of that kind alone. Their stages 1 and 2 of MDPS also compute a
-smoothed belief that nothing uses, 0.6 s or more of their step, and 0.5 s of their stage 4 is spent on underflowing exponents.
+them; "at once" is the same step where eleven runs are trained at once, a run's share. The authors' seconds were measured with
+their released code on one thread of a 2-core Xeon (Sapphire Rapids) under torch 2.13 and N = 50; compare them with ours on a
+machine of that kind alone. Their stages 1 and 2 of MDPS also compute a smoothed belief that nothing uses, 0.6 s or more of
+their step, and 0.5 s of their stage 4 is spent on underflowing exponents.
 
 Memory: what the process grows by at its peak in MDPS 4.
 """
