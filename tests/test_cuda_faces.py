@@ -219,7 +219,7 @@ def test_other_devices_are_named(device):
             (lambda: f(y, x, observed=far > 0, seed=near_seed), "observed: expected device"),
             (lambda: f(y, x, lengths=torch.full((B,), T), seed=near_seed), "lengths: expected device"),
             (lambda: f(y, x, seed=far_seed), "seed: expected device"),
-            (lambda: f.start(x, far[:, 0], seed=near_seed), "observations: expected device"),
+            (lambda: f.start(x, far[:, 0], seed=near_seed), "observation: expected device"),
         ]
         for call, words in rows:
             with pytest.raises(ValueError, match=words):

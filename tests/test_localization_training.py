@@ -138,7 +138,7 @@ def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
     capsys.readouterr()
     _without_a_weight(tmp_path / "encoders/run/model.pt", tmp_path / "other")
     for method in ("mdps", "dense-search"):
-        assert tiny.train(tmp_path / f"bad_{method}", **scenes, method=method, start=tmp_path / "other") == 2
+        assert tiny.train(tmp_path / f"bad_{method}", **scenes, method=method, start=str(tmp_path / "other")) == 2
         message = capsys.readouterr().err
         assert "error: start: expected weights of encoders with networks small in " in message and message.count("\n") == 1
     assert tiny.train(tmp_path / "retrieval", **scenes, method="retrieval", start=run) == 2
