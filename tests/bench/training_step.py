@@ -10,11 +10,14 @@ their step, and 0.5 s of their stage 4 is spent on underflowing exponents.
 Memory: what the process grows by at its peak in MDPS 4.
 """
 
+import os
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop otherwise
 
 import torch
 from torch.profiler import ProfilerActivity, profile
