@@ -562,6 +562,9 @@ def test_errors():
         tfs.smooth(f, b)
     with pytest.raises(ValueError, match=r"backward: expected batch shape \(B, T\) = \(2, 4\), got \(2, 3\)"):
         tfs.smooth(f, random_beliefs(5, 1, T=3))
+    first, last = (torch.zeros(n, tfs.forward_filter.n_particles, 3).double() for n in (2, 3))
+    with pytest.raises(ValueError, match="final: expected B = 2 sequences, those of initial, got 3"):
+        tfs(torch.zeros(2, 4, 1).double(), first, last)
     ffbs = mdps.ForwardFilterBackwardSmoother(_nothing(), transition).double()
     with pytest.raises(ValueError, match=r"actions: expected shape \(B, T, ...\) with \(B, T\) = \(2, 4\), got \(2, 3, 3\)"):
         ffbs.smooth(f, torch.zeros(2, 3, 3))

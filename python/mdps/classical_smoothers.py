@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import ops
 from .filters import FilterBeliefs, ParticleFilter, filter_together
 from .mixture import Bandwidth, Mixture
-from .sequences import prepare_moves, returned, row_seeds
+from .sequences import check_same_batch, prepare_moves, returned, row_seeds
 from .smoothers import SmootherBeliefs
 from .transitions import TransitionModel, transition_means
 
@@ -185,8 +185,7 @@ class TwoFilterSmoother(nn.Module):
         """
         self.forward_filter.check_particles("initial", initial)
         self.backward_filter.check_particles("final", final)
-        if final.size(0) != initial.size(0):
-            raise ValueError(f"final: expected B = {initial.size(0)} sequences, those of initial, got {final.size(0)}")
+        check_same_batch(initial, final)
         seeds = ops.split_seed(row_seeds(seed, initial.size(0), initial.device), 2)
         filters, particles = (self.forward_filter, self.backward_filter), (initial, final)
         each = [s.contiguous() for s in seeds.unbind(1)]

@@ -122,6 +122,12 @@ def check_particles(name: str, particles: Tensor, n_particles: int | None, size:
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(particles.shape)}")
 
 
+def check_same_batch(initial: Tensor, final: Tensor) -> None:
+    """Raise ValueError unless a smoother's first and last particles are of as many sequences."""
+    if final.size(0) != initial.size(0):
+        raise ValueError(f"final: expected B = {initial.size(0)} sequences, those of initial, got {final.size(0)}")
+
+
 def returned(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Check what the model `name` returned, and return it in the filter's dtype: under autocast, models return half types."""
     if value.shape != shape:

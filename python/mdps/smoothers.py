@@ -23,6 +23,7 @@ from .filters import FilterBeliefs, MixtureDensityParticleFilter, filter_togethe
 from .mixture import Bandwidth, Mixture
 from .sequences import (
     check_numbers,
+    check_same_batch,
     encode,
     for_sequence,
     masked,
@@ -272,8 +273,7 @@ def _smooth(
 def _row_seeds(smoother: MixtureDensityParticleSmoother, initial: Tensor, final: Tensor, seed: Tensor | None) -> Tensor:
     smoother.forward_filter.check_particles("initial", initial)
     smoother.backward_filter.check_particles("final", final)
-    if final.size(0) != initial.size(0):
-        raise ValueError(f"final: expected B = {initial.size(0)} sequences, those of initial, got {final.size(0)}")
+    check_same_batch(initial, final)
     if smoother.proposal == "union":
         for name, filter_, particles in (
             ("initial", smoother.forward_filter, initial),
