@@ -1,5 +1,5 @@
-/* How filter_poses shares its rows out: a thread takes a block of them through all steps and meets no other thread on its way,
- * and what it works on stays in its cache. Blocks depend on the sizes alone, so that the bits do not depend on the threads. */
+/* How filter_poses shares its rows out: a thread takes a block of them through all steps and meets no other thread on its way.
+ * Blocks depend on the sizes alone, so that the bits do not depend on the threads. */
 #ifndef MDPS_FILTER_BLOCKS_H
 #define MDPS_FILTER_BLOCKS_H
 #include "filter_models.h"

@@ -53,6 +53,7 @@ static void take_rows_of(Call *call, Network *a, SmallNetwork *p, int64_t first,
     const int64_t rows = a->x.size[0];
     a->x = items_of(&a->x, first, n);
     if (n < rows && a->weights.dim == 2) a->weights = item_of(&a->weights, first / (rows / a->weights.size[0]));
+    network_layout(a, p);
     network_prepare(call, a, p);
 }
 

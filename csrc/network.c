@@ -54,7 +54,7 @@ Network take_network(Call *call, const StableIValue *values, const char *x_name,
     return a;
 }
 
-static void lay_out(const Network *a, SmallNetwork *p) {
+void network_layout(const Network *a, SmallNetwork *p) {
     network_inputs(a, p);
     p->B = a->x.size[0], p->N = a->x.size[1], p->R = network_sets(a);
     if (on_cuda(&a->x)) small_network_layout_cuda(p, a->x.is_double ? 8 : 4);
@@ -77,14 +77,13 @@ void network_parameters(Call *call, const Network *a, const NetworkNames *names,
         return;
     }
     p->grad_y = grad_y ? grad_y->data : NULL;
-    lay_out(a, p);
+    network_layout(a, p);
     const int64_t n = a->weights.size[a->weights.dim - 1];
     expect(call, n == p->P, "%s: expected %lld parameters, got %lld", names->weights, (long long)p->P, (long long)n);
 }
 
 void network_prepare(Call *call, const Network *a, SmallNetwork *p) {
     if (!ok(call)) return;
-    lay_out(a, p);
     if (p->scratch_size > 0) p->scratch = new_scratch(call, &a->x, p->scratch_size * (a->x.is_double ? 8 : 4));
     run(call, &a->x, CPU_KERNELS(small_network_prepare), p, p->R, 1);
 }

@@ -25,8 +25,9 @@ Network take_network(Call *call, const StableIValue *values, const char *x_name,
  * and condition fit each other. grad_y: as above. */
 void network_parameters(Call *call, const Network *network, const NetworkNames *names, StableIValue layers, SmallNetwork *p,
                         const Tensor *grad_y);
-/* Gives p, which network_parameters has completed, the inputs of this network, which may have fewer rows and sets, scratch
- * memory, and the weights as the passes read them. */
+/* Gives p, which network_parameters has completed, the inputs of this network, which may have fewer rows and sets. */
+void network_layout(const Network *network, SmallNetwork *p);
+/* Makes p ready: scratch memory, and the weights as the passes read them. */
 void network_prepare(Call *call, const Network *network, SmallNetwork *p);
 /* R. */
 static inline int64_t network_sets(const Network *a) { return a->weights.dim == 2 ? a->weights.size[0] : 1; }
