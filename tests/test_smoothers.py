@@ -5,8 +5,10 @@ import pytest
 import torch
 from linear_gaussian import (
     GaussianLikelihood,
+    Gaussians,
     LinearDynamics,
     SmoothedLikelihood,
+    kalman,
     model,
     rauch_tung_striebel,
     simulate,
@@ -24,6 +26,7 @@ from test_filters import (
     within,
 )
 from torch import nn
+from torch.distributions import MultivariateNormal
 
 import mdps
 
@@ -49,9 +52,31 @@ def smoothed_tensors(beliefs):
 # ---- Against the exact smoother -----------------------------------------------------------------------------------------
 
 
+def union_limit(m, y, resampling, predicted):
+    """What the union tends to as N grows, by sums over a grid.
+
+    Its particles have the mean density of both filters' particles, without the kernels that m_f, m_b and q add to it.
+    """
+    D = m.A.size(0)
+    x = torch.cartesian_prod(*[torch.linspace(-7, 7, 281, dtype=torch.float64)] * D).view(-1, D)
+    f, b = kalman(m, y, resampling)[0], kalman(m.reversed(), y.flip(0), resampling)[0]
+    kernels, prior = predicted**2 * torch.eye(D, dtype=torch.float64), MultivariateNormal(torch.zeros_like(x[0]), m.S)
+    means, covariances = [], []
+    for t in range(y.size(0)):
+        sides = [(f.means[t], f.covariances[t]), (b.means[-1 - t], b.covariances[-1 - t])]
+        places = sum(MultivariateNormal(mean, cov).log_prob(x).exp() for mean, cov in sides)
+        m_f, m_b = (MultivariateNormal(mean, cov + kernels).log_prob(x).exp() for mean, cov in sides)
+        likelihood = MultivariateNormal(x @ m.C.mT, m.R).log_prob(y[t]).exp()
+        share = places / (m_f + m_b) * likelihood * m_f * m_b / prior.log_prob(x).exp()
+        share = share / share.sum()
+        means.append(share @ x)
+        covariances.append((share * (x - means[-1]).mT) @ (x - means[-1]))
+    return Gaussians(torch.stack(means), torch.stack(covariances))
+
+
 @torch.no_grad()
-def run_linear(D, N, B, *, T=5, observed=None, proposal="mixture"):
-    """Returns the mean and variance of the smoothed particles, and the exact ones for kernels of these bandwidths."""
+def run_linear(D, N, B, *, T=5, proposal="mixture"):
+    """Returns the mean and variance of the smoothed particles, and what they tend to for kernels of these bandwidths."""
     m, resampling, predicted, smoothed = model(D), 0.1, 0.3, 0.25
     y = simulate(m, T)
     options = {
@@ -79,7 +104,7 @@ def run_linear(D, N, B, *, T=5, observed=None, proposal="mixture"):
     )
     initial, final = stationary(m, B, N, seed=1), stationary(m, B, N, seed=2)
     belief = s(y.float().expand(B, T, -1), initial, final, seed=torch.tensor(7)).smoothed
-    exact = two_filters(m, y, resampling, predicted)
+    exact = {"mixture": two_filters, "union": union_limit}[proposal](m, y, resampling, predicted)
     got = belief.mean.double(), belief.variance.double() - smoothed**2
     return got, (exact.means, exact.covariances.diagonal(dim1=-2, dim2=-1))
 
@@ -91,11 +116,19 @@ def test_two_filters_are_the_smoother(D):
     torch.testing.assert_close(two_filters(m, simulate(m, 7)), rauch_tung_striebel(m, simulate(m, 7)))
 
 
-@pytest.mark.parametrize("D", [1, 2, 3])
-def test_converges_to_the_exact_smoother(D):
+@pytest.mark.parametrize("D", [1, 2])
+def test_a_union_without_kernels_is_the_smoother(D):
+    """The other oracle: where q has no kernels, particles do not lack them."""
+    m = model(D)
+    y = simulate(m, 5)
+    torch.testing.assert_close(union_limit(m, y, 0.1, 0.0), two_filters(m, y, 0.1, 0.0))
+
+
+@pytest.mark.parametrize("D, proposal", [(1, "mixture"), (2, "mixture"), (3, "mixture"), (1, "union"), (2, "union")])
+def test_converges_to_the_exact_smoother(D, proposal):
     errors = []
     for N in (60, 960):
-        got, want = run_linear(D, N, 150)
+        got, want = run_linear(D, N, 150, proposal=proposal)
         errors.append([((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)])
         if N == 960:
             for g, w in zip(got, want, strict=True):
@@ -116,9 +149,9 @@ def test_narrow_kernels_approach_rauch_tung_striebel():
 
 
 def test_union_finds_the_smoothed_mean():
-    """Its particles lack the kernels of q, so only the centre is compared, and loosely."""
-    (mean, _), (want, _) = run_linear(1, 400, 100, proposal="union")
-    within(mean, want, bias=0.02)
+    """Its particles lack the kernels of q, so only the centre is that of the exact smoother, and loosely."""
+    (mean, _), _ = run_linear(1, 400, 100, proposal="union")
+    within(mean, two_filters(model(1), simulate(model(1), 5), 0.1, 0.3).means, bias=0.02)
 
 
 # ---- Weights and gradients ----------------------------------------------------------------------------------------------
@@ -158,8 +191,6 @@ def test_what_gradients_flow_through():
     loss.backward()
     for name, p in s.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and (p.grad != 0).any(), name
-    union = pose_smoother(proposal="union")
-    assert union(**data).smoothed.means.requires_grad
 
     def weights():
         """The same weights by hand, q a constant."""
@@ -177,6 +208,46 @@ def test_what_gradients_flow_through():
     got = torch.autograd.grad((beliefs.smoothed.log_weights[:, 2] * g).sum(), wrt)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def leaves(mixture):
+    """The same mixture of tensors that have a gradient."""
+    parts = mixture.means, mixture.log_weights, mixture.bandwidths
+    return mdps.Mixture(*(x.detach().requires_grad_() for x in parts), mixture.space)
+
+
+def smoothed_by_hand(s, forward, backward, codes, drawn):
+    """log-weights and log-density of the smoothed belief at a truth of 0, by time; drawn: the particles, or None: the union."""
+    weights, densities = [], []
+    for t in range(codes.size(1)):
+        x = torch.cat([forward.means[:, t], backward.means[:, t]], 1) if drawn is None else drawn[:, t]
+        log_f, log_b = (mixture_log_prob(x, m, t) for m in (forward, backward))
+        log_l = s.likelihood(x, codes[:, t], log_f, log_b)
+        log_w = (log_l - torch.logaddexp(log_f, log_b).detach()).log_softmax(-1)
+        belief = mdps.Mixture(x.unsqueeze(1), log_w.unsqueeze(1), s.posterior_bandwidth(), POSE)
+        weights.append(log_w)
+        densities.append(mixture_log_prob(x.new_zeros(len(x), 1, 3), belief, 0).squeeze(1))
+    return torch.stack(weights, 1), torch.stack(densities, 1)
+
+
+@pytest.mark.parametrize("proposal", ["mixture", "union"])
+def test_gradients_by_the_formula(proposal):
+    """To both predictions and to the smoother; the union's particles are places that have a gradient, and q never has one."""
+    s, data = pose_smoother(proposal=proposal).double(), smoother_data()
+    data |= {k: data[k].double() for k in ("observations", "actions", "initial", "final")}
+    beliefs = [f._replace(predicted=leaves(f.predicted)) for f in s.filter(**data)]
+    smoothed = s.smooth(*beliefs, data["observations"], seed=data["seed"]).smoothed
+    assert smoothed.means.requires_grad == (proposal == "union")
+    predicted = [f.predicted for f in beliefs]
+    drawn = smoothed.means if proposal == "mixture" else None
+    got = smoothed.log_weights, smoothed.log_prob(torch.zeros(3, dtype=torch.float64))
+    want = smoothed_by_hand(s, *predicted, 0.5 * data["observations"], drawn)
+    torch.testing.assert_close(got, want)
+    wrt = [x for m in predicted for x in (m.means, m.log_weights, m.bandwidths)]
+    wrt += [s.likelihood.scale, s.posterior_bandwidth.log_excess]
+    direction = torch.randn(got[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    losses = ((log_w * direction).sum() + log_p.sum() for log_w, log_p in (got, want))
+    torch.testing.assert_close(*(torch.autograd.grad(loss, wrt) for loss in losses), rtol=1e-8, atol=1e-9)
 
 
 # ---- Sequences ----------------------------------------------------------------------------------------------------------
