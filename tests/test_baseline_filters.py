@@ -16,9 +16,16 @@ KINDS = {
 }
 
 
+SCHEMES = ("stratified", "multinomial", "systematic", "residual")
+DRAWN = [(kind, scheme) for kind in ("truncated", "soft") for scheme in SCHEMES]
+
+
+def by_default(kind, N=7, **options):
+    return KINDS[kind][0](POSE, Drift(), Distance(), N, **options)
+
+
 def make(kind, N=7, **options):
-    cls, own = KINDS[kind]
-    return cls(POSE, Drift(), Distance(), N, **own | options)
+    return by_default(kind, N, **KINDS[kind][1] | options)
 
 
 def pieces(beliefs):
@@ -28,14 +35,15 @@ def pieces(beliefs):
 # ---- Against the Kalman filter ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, scheme", [*DRAWN, ("concrete", None), ("transport", None)])
 @pytest.mark.parametrize("training", [False, True])
 @torch.no_grad()
-def test_against_kalman(kind, training):
+def test_against_kalman(kind, scheme, training):
     """Means and evidence; the relaxed kinds shrink the cloud at every step, so theirs are off by what is allowed here."""
     m, B, N, T = model(2), 64, 256, 5
     y = simulate(m, T)
     cls, own = KINDS[kind]
+    own = own | ({"resampling": scheme} if scheme else {})
     f = cls(names(2), LinearDynamics(m), GaussianLikelihood(m), N, **own).train(training)
     beliefs = f(y.float().expand(B, T, -1), stationary(m, B, N), seed=torch.tensor(3))
     _, filtered, evidence = kalman(m, y)
@@ -71,8 +79,8 @@ def test_kinds_that_take_their_own_number_only(kind):
 # ---- What each kind draws, and its gradients ----------------------------------------------------------------------------
 
 
-def step(kind, posterior, seed=0, training=True, **options):
-    f = make(kind, posterior.states.size(1), **options).train(training).double()
+def step(kind, posterior, seed=0, training=True, made=make, **options):
+    f = made(kind, posterior.states.size(1), **options).train(training).double()
     return f._resample(None, posterior, torch.full((posterior.states.size(0),), seed))
 
 
@@ -141,22 +149,80 @@ def test_soft_resampling_is_plain_in_evaluation():
     torch.testing.assert_close(log_w, torch.full_like(log_w, -math.log(7)))
 
 
-def test_concrete_by_its_formula():
+class Quiet(Drift):
+    """Takes no noise, so that a run is a formula of what it is given."""
+
+    def forward(self, particles, noise, action=None):
+        return super().forward(particles, 0 * noise, action)
+
+
+def filtered_by_hand(f, initial, observations, actions, ancestors):
+    """Places and weights after every observation, for these ancestors, in linear space."""
+    x, steps = POSE.wrap(initial), []
+    w = torch.full_like(x[..., 0], 1 / 7)
+    for t in range(observations.size(1)):
+        if t > 0:
+            a, v = ancestors[:, t], 0.7 * w + 0.3 / 7
+            w = (w / v if isinstance(f, mdps.SoftResamplingParticleFilter) else torch.ones_like(w)).gather(1, a)
+            x = x.gather(1, a.unsqueeze(-1).expand_as(x))
+            x = POSE.wrap(f.dynamics(x.detach() if f.detach_particles else x, torch.zeros_like(x), actions[:, t]))
+        w = w * f.likelihood(x, 0.5 * observations[:, t]).exp()
+        w = w / w.sum(1, keepdim=True)
+        steps.append((x, w))
+    return [torch.stack(field, 1) for field in zip(*steps)]
+
+
+@pytest.mark.parametrize("kind, options", [("truncated", {}), ("soft", {"softness": 0.3})])
+@pytest.mark.parametrize("detach", [False, True])
+def test_gradients_through_places_and_weights_by_hand(kind, options, detach):
+    """Of four steps, to all that they are made from: attached, through the places of the particles that were chosen too."""
+    f = KINDS[kind][0](POSE, Quiet(), Distance(), 7, detach_particles=detach, **options).double()
+    data = {k: x.double() if x.is_floating_point() else x for k, x in pose_data(T=4).items()}
+    wrt = [data["initial"].requires_grad_(), data["actions"].requires_grad_(), f.dynamics.rate, f.likelihood.scale]
+    beliefs = f(**data)
+    assert (beliefs.ancestors[:, 1:] != torch.arange(7)).any()
+    got = [beliefs.posterior.means, beliefs.posterior.log_weights.exp()]
+    want = filtered_by_hand(f, data["initial"], data["observations"], data["actions"], beliefs.ancestors)
+    torch.testing.assert_close(got, want)
+    g = torch.Generator().manual_seed(0)
+    directions = [torch.randn(x.shape, generator=g, dtype=torch.float64) for x in want]
+    losses = (sum((x * d).sum() for x, d in zip(fields, directions)) for fields in (got, want))
+    torch.testing.assert_close(*(torch.autograd.grad(loss, wrt) for loss in losses), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("made, temperature", [(make, 0.05), (by_default, 0.1)])
+def test_concrete_by_its_formula(made, temperature):
     """A Gumbel-softmax, in linear space; angles as unit vectors."""
     posterior = particles()
-    (z, _), a = step("concrete", posterior, seed=4)
+    (z, _), a = step("concrete", posterior, seed=4, made=made)
     u = mdps.ops.philox_uniform(torch.full((3,), 4), (3, 7, 7), dtype=torch.float64)
     weights = posterior.log_weights.exp()[:, None]
-    powers = (weights / -torch.log(u)) ** (1 / 0.05)
+    powers = (weights / -torch.log(u)) ** (1 / temperature)
     shares = powers / powers.sum(-1, keepdim=True)
     turned = torch.polar(torch.ones(3, 7, dtype=torch.float64), posterior.states[..., 2])
     angle = torch.einsum("bij,bj->bi", shares.to(turned.dtype), turned).angle()
     want = torch.cat([torch.einsum("bij,bjd->bid", shares, posterior.states[..., :2]), angle.unsqueeze(-1)], -1)
     torch.testing.assert_close(z, want, rtol=1e-8, atol=1e-8)
     assert torch.equal(a, shares.argmax(-1))
+    direction = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    got, expected = (torch.autograd.grad((x * direction).sum(), [*posterior]) for x in (z, want))
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-8)
     torch.autograd.gradcheck(
-        lambda s, w: step("concrete", mdps.Particles(s, w), seed=4)[0].states, (posterior.states, posterior.log_weights)
+        lambda *p: step("concrete", mdps.Particles(*p), seed=4, made=made)[0].states, (posterior.states, posterior.log_weights)
     )
+
+
+@pytest.mark.parametrize("options, temperature", [({}, 0.1), ({"temperature": 1.0}, 1.0)])
+def test_mean_of_concrete_draws(options, temperature):
+    """Of two particles the share of one is the sigmoid of (log-odds + logistic noise) / temperature: its mean by midpoints."""
+    log_w = torch.tensor([0.2, 0.8], dtype=torch.float64).log().expand(20000, 2)
+    states = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(1, 2, 1).expand(20000, 2, 3)
+    f = by_default("concrete", 2, **options)
+    (z, _), _ = f._resample(None, mdps.Particles(states, log_w), mdps.ops.split_seed(torch.tensor(0), 20000))
+    u = (torch.arange(100000, dtype=torch.float64) + 0.5) / 100000
+    want = torch.sigmoid((math.log(4) + u.logit()) / temperature)
+    within(z[..., 0].flatten(), want.mean())
+    within((z[..., 0].flatten() - want.mean()).square(), want.var())
 
 
 def test_concrete_draws_by_the_weights():
@@ -169,16 +235,42 @@ def test_concrete_draws_by_the_weights():
     assert ((share - want).abs() <= 4 * (want * (1 - want) / a.numel()).sqrt()).all()
 
 
-def test_transport_by_its_plan():
+@pytest.mark.parametrize("options, epsilon", [({"epsilon": 0.3}, 0.3), ({}, 0.5)])
+def test_transport_by_its_plan(options, epsilon):
     """Every particle moved by the plan of its row, as the oracle in float64 finds it, headings by their direction."""
     posterior = particles()
-    (z, log_w), a = step("transport", posterior, epsilon=0.3, threshold=1e-12)
-    want = converged(*posterior, epsilon=0.3, n_angular=1)
+    (z, log_w), a = step("transport", posterior, made=by_default, threshold=1e-12, **options)
+    want = converged(*posterior, epsilon=epsilon, n_angular=1)
     torch.testing.assert_close(z, want[0], rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(log_w, torch.full_like(log_w, -math.log(7)))
     assert torch.equal(a, torch.arange(7).expand(3, 7))
     got, expected = (torch.autograd.grad((x * x.detach().cos()).sum(), [*posterior]) for x in (z, want[0]))
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+
+
+def transport(space, N, states, log_weights, **options):
+    f = mdps.OptimalTransportParticleFilter(space, Drift(), Distance(), N, **options).double()
+    return f._resample(None, mdps.Particles(states, log_weights), torch.zeros(len(states), dtype=torch.int64))[0].states
+
+
+@pytest.mark.parametrize("options, error", [({}, math.expm1(4e-3 / 0.5)), ({"threshold": 1e-13}, 1e-11)])
+def test_marginals_of_the_transport_plan_by_default(options, error):
+    """Particles at the unit vectors become N times the plan: rows sum to 1, columns to N w, up to what the threshold allows."""
+    space, log_w = mdps.StateSpace(linear=tuple("abcdefg")), particles().log_weights.detach()
+    plan = transport(space, 7, torch.eye(7, dtype=torch.float64).expand(3, 7, 7), log_w, **options)
+    torch.testing.assert_close(plan.sum(2), torch.ones(3, 7, dtype=torch.float64))
+    assert (plan > 0).all() and ((plan.mean(1) - log_w.exp()).abs().sum(1) <= error).all()
+
+
+def test_transport_keeps_the_weighted_mean_by_default():
+    """However much it is regularised; so has the mean of the new particles the gradients of the weighted mean."""
+    posterior = particles()
+    got = transport(names(3), 7, *posterior, threshold=1e-13).mean(1)
+    want = (posterior.log_weights.softmax(-1).unsqueeze(-1) * posterior.states).sum(1)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    direction = torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = (torch.autograd.grad((x * direction).sum(), [*posterior]) for x in (got, want))
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
