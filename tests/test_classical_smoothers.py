@@ -121,10 +121,10 @@ def exact_with_kernel_prior(m, y):
 
 
 @torch.no_grad()
-def run_linear(kind, D, N, B, T=5):
+def run_linear(kind, D, N, B, T=5, resampling="stratified"):
     m = with_unit_covariance(D)
     y = simulate(m, T)
-    options = {"posterior_bandwidth": PRIOR_BANDWIDTH, "minimum_bandwidth": 0.0}
+    options = {"posterior_bandwidth": PRIOR_BANDWIDTH, "minimum_bandwidth": 0.0, "resampling": resampling}
     dynamics = [mdps.KernelDynamics(Linear(x.A), 0.6, names(D)) for x in (m, m.reversed())]
     filters = [
         mdps.TruncatedGradientParticleFilter(names(D), d, GaussianLikelihood(m), N, reverse=reverse, **options)
@@ -143,11 +143,11 @@ def run_linear(kind, D, N, B, T=5):
 
 
 @pytest.mark.parametrize("D", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["ffbs", "tfs"])
-def test_converges_to_rauch_tung_striebel(kind, D):
+@pytest.mark.parametrize("kind, resampling", [("ffbs", "stratified"), ("ffbs", "multinomial"), ("tfs", "stratified")])
+def test_converges_to_rauch_tung_striebel(kind, D, resampling):
     errors = []
     for N in (60, 960):
-        got, want = run_linear(kind, D, N, 100)
+        got, want = run_linear(kind, D, N, 100, resampling=resampling)
         errors.append([((g - w) ** 2).mean().sqrt() for g, w in zip(got, want, strict=True)])
         if N == 960:
             for g, w in zip(got, want, strict=True):
