@@ -166,9 +166,25 @@ def mixture_log_prob(x, mixture, t):
     return torch.logsumexp(mixture.log_weights[:, t].double().unsqueeze(1) + kernel, -1)
 
 
+def predictions(s, beliefs):
+    """m_f and m_b, with the bandwidths that the smoother takes."""
+    predicted = beliefs.forward.predicted, beliefs.backward.predicted
+    if s.density_bandwidths == "posterior":
+        return predicted
+    widths = s.forward_filter.resampling_bandwidth(), s.backward_filter.resampling_bandwidth()
+    return [mdps.Mixture(m.means, m.log_weights, width, POSE) for m, width in zip(predicted, widths)]
+
+
 @pytest.mark.parametrize(
     "options",
-    [{}, {"proposal": "union"}, {"n_particles": 9, "mixing": 0.3}, {"n_particles": 5}],
+    [
+        {},
+        {"proposal": "union"},
+        {"n_particles": 9, "mixing": 0.3},
+        {"n_particles": 5},
+        {"density_bandwidths": "resampling"},
+        {"proposal": "union", "density_bandwidths": "resampling"},
+    ],
 )
 def test_weights_are_l_over_q(options):
     s, data = pose_smoother(**options), smoother_data()
@@ -176,7 +192,7 @@ def test_weights_are_l_over_q(options):
     beliefs = s(**data)
     for t in range(6):
         x = beliefs.smoothed.means[:, t]
-        log_f, log_b = (mixture_log_prob(x, f.predicted, t) for f in (beliefs.forward, beliefs.backward))
+        log_f, log_b = (mixture_log_prob(x, m, t) for m in predictions(s, beliefs))
         log_q = torch.logaddexp(log_f + math.log(share), log_b + math.log1p(-share))
         log_l = s.likelihood(x, 0.5 * data["observations"][:, t], log_f.float(), log_b.float()).double()
         want = torch.log_softmax(log_l - log_q, -1)
@@ -419,6 +435,7 @@ def test_errors():
         ),
         ({"n_particles": 1}, "n_particles: expected at least 2, got 1"),
         ({"mixing": 1.0}, "mixing: expected a number between 0 and 1, got 1.0"),
+        ({"density_bandwidths": "own"}, "density_bandwidths: expected 'posterior' or 'resampling', got 'own'"),
     ):
         with pytest.raises(ValueError, match=words):
             pose_smoother(**options)

@@ -25,6 +25,7 @@ MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
 FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
 """Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
 FIRST_RESAMPLING_BANDWIDTH = 0.75
+RELEASED_RESAMPLING_BANDWIDTH = 2.0
 """Metres. The authors' program starts its smoother's filters at 2 m, and their rates hardly move it: particles are then
 scattered by 2 m in every step of about 1 m, and the smoother ends 0.4 nats higher (training/README.md)."""
 
@@ -237,15 +238,14 @@ def _mdpf(c: Any, resampling: str, width: float | None, reverse: bool = False) -
     return mdps.MixtureDensityParticleFilter(SPACE, *_networks(), c.n_particles, reverse=reverse, **options)
 
 
-def _mdps(proposal: str, divide_by_proposal: bool = True) -> Callable[[Any], nn.Module]:
+def _mdps(width: float = FIRST_RESAMPLING_BANDWIDTH, **more: Any) -> Callable[[Any], nn.Module]:
     def build(c: Any) -> nn.Module:
         options = _options(c, "stratified")
         return mdps.MixtureDensityParticleSmoother(
-            _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH),
-            _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH, reverse=True),
+            _mdpf(c, "stratified", width),
+            _mdpf(c, "stratified", width, reverse=True),
             PoseSmootherLikelihood(nn.Identity()),
-            proposal=proposal,
-            divide_by_proposal=divide_by_proposal,
+            **more,
             posterior_bandwidth=options["posterior_bandwidth"],
             minimum_bandwidth=MINIMUM_BANDWIDTH,
         )
@@ -416,16 +416,23 @@ METHODS: dict[str, Method] = {
         "FFBS\nstratified", ("forward", "smoothed"), _ffbs("stratified"), _classical_stages, learns_likelihood=False
     ),
     "tfs": Method("TFS\nstratified", _ALL, _tfs, _two_filter_stages, learns_likelihood=False),
-    "mdps": Method("MDPS", _ALL, _mdps("mixture"), _smoother_stages, resamples_mixture=True),
-    "mdps-union": Method("MDPS\nunion", _ALL, _mdps("union"), _smoother_stages, resamples_mixture=True),
+    "mdps": Method("MDPS", _ALL, _mdps(), _smoother_stages, resamples_mixture=True),
+    "mdps-union": Method("MDPS\nunion", _ALL, _mdps(proposal="union"), _smoother_stages, resamples_mixture=True),
+    "mdps-released": Method(
+        "MDPS\nas released",
+        _ALL,
+        _mdps(RELEASED_RESAMPLING_BANDWIDTH, proposal="union", density_bandwidths="resampling"),
+        _smoother_stages,
+        resamples_mixture=True,
+    ),
     "mdps-without-proposal": Method(
-        "MDPS\nwithout 1/q", _ALL, _mdps("mixture", False), _smoother_stages, resamples_mixture=True
+        "MDPS\nwithout 1/q", _ALL, _mdps(divide_by_proposal=False), _smoother_stages, resamples_mixture=True
     ),
 }
 """In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
-"mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does;
-"mdps-without-proposal" is an ablation: its weights are not divided by q. "tg-pf-untrained-choice" explains the paper's TG-PF.
-FFBS and TFS know the true likelihood."""
+"mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does; "mdps-released"
+also begins to resample as wide as that, and takes m_f and m_b with those bandwidths; "mdps-without-proposal" is an ablation: its
+weights are not divided by q. "tg-pf-untrained-choice" explains the paper's TG-PF. FFBS and TFS know the true likelihood."""
 
 
 def stages(c: Any) -> list[Stage]:

@@ -6,8 +6,9 @@ weighed by l(x; y_t, log m_f(x), log m_b(x)) / q(x); the network l stands for th
 
 Source: "Learning to be Smooth", section 4, equations (mdps_resampling_for_combination) to (smoothed_posterior), and figure
 "The Mixture Density Particle Smoother" of the appendix, here in log space. Deviations: the draws from q are stratified, a
-fixed number from each prediction (what the paper's experiments do); m_f and m_b have the filters' posterior bandwidths, which
-the smoother's loss so reaches, where the appendix has those of resampling.
+fixed number from each prediction (what the paper's experiments do). m_f and m_b have the filters' posterior bandwidths, beta in
+equation (mdps_mixture_posteriors), which the smoother's loss so reaches; the authors' program and the appendix's figure have
+those of resampling (`density_bandwidths`).
 Cost: that of both filters, and for all T steps together one evaluation of l and O(T M N) kernels.
 """
 
@@ -76,6 +77,8 @@ class MixtureDensityParticleSmoother(nn.Module):
             divided by, stays the density of the mixture.
         posterior_bandwidth: of the smoothed belief, before training: D numbers or one, standard deviations in the units of
             the state (angles: radians). minimum_bandwidth: what it stays above.
+        density_bandwidths: "posterior": m_f and m_b have the bandwidths of the filters' beliefs; "resampling": those that the
+            filters resample with.
         mixing: share of m_f in q, in (0, 1). The share that is realised, ceil(M mixing) / M, is the one that log q uses.
         divide_by_proposal: False is an ablation: weights l in place of l / q. The particles' crowding then counts as evidence.
 
@@ -93,6 +96,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         proposal: str = "mixture",
         posterior_bandwidth: float | Sequence[float] = 0.5,
         minimum_bandwidth: float | Sequence[float] = 0.01,
+        density_bandwidths: str = "posterior",
         mixing: float = 0.5,
         divide_by_proposal: bool = True,
     ) -> None:
@@ -103,6 +107,8 @@ class MixtureDensityParticleSmoother(nn.Module):
             raise ValueError(f"backward_filter: expected {forward_filter.space}, got {backward_filter.space}")
         if proposal not in ("mixture", "union"):
             raise ValueError(f"proposal: expected 'mixture' or 'union', got {proposal!r}")
+        if density_bandwidths not in ("posterior", "resampling"):
+            raise ValueError(f"density_bandwidths: expected 'posterior' or 'resampling', got {density_bandwidths!r}")
         union = forward_filter.n_particles + backward_filter.n_particles
         n_particles = whole_number("n_particles", union if n_particles is None else n_particles, 2)
         if proposal == "union" and n_particles != union:
@@ -110,7 +116,7 @@ class MixtureDensityParticleSmoother(nn.Module):
         if not 0 < mixing < 1:
             raise ValueError(f"mixing: expected a number between 0 and 1, got {mixing}")
         self.space, self.n_particles, self.proposal = forward_filter.space, n_particles, proposal
-        self.divide_by_proposal = divide_by_proposal
+        self.divide_by_proposal, self.density_bandwidths = divide_by_proposal, density_bandwidths
         share = math.ceil(n_particles * mixing - 1e-9)
         self.n_forward = forward_filter.n_particles if proposal == "union" else min(share, n_particles - 1)
         self.forward_filter, self.backward_filter, self.likelihood = forward_filter, backward_filter, likelihood
@@ -165,9 +171,16 @@ class MixtureDensityParticleSmoother(nn.Module):
         """
         return _smooth([self], [(forward, backward)], [observations], lengths, observed, [seed])[0]
 
+    def _predictions(self, beliefs: tuple[FilterBeliefs, FilterBeliefs]) -> list[Mixture]:
+        """m_f and m_b."""
+        if self.density_bandwidths == "posterior":
+            return [b.predicted for b in beliefs]
+        filters, predicted = (self.forward_filter, self.backward_filter), [b.predicted for b in beliefs]
+        return [Mixture(m.means, m.log_weights, f._bandwidths(), m.space) for f, m in zip(filters, predicted)]
+
     def _kind(self) -> tuple:
         """What smoothers that run as one batch have in common."""
-        options = self.n_particles, self.n_forward, self.proposal, self.divide_by_proposal
+        options = self.n_particles, self.n_forward, self.proposal, self.divide_by_proposal, self.density_bandwidths
         return type(self), *options, self.forward_filter._kind(), self.backward_filter._kind()
 
 
@@ -249,7 +262,7 @@ def _smooth(
     if any(code.shape != codes[0].shape or code.dtype != codes[0].dtype for code in codes):
         each = zip(smoothers, beliefs, observations, seeds)
         return [_smooth([s], [pair], [o], lengths, observed, [seed])[0] for s, pair, o, seed in each]
-    m_f, m_b = (_components([pair[i].predicted for pair in beliefs]) for i in range(2))
+    m_f, m_b = map(_components, zip(*(s._predictions(pair) for s, pair in zip(smoothers, beliefs))))
     x = _propose(first, m_f, m_b, torch.cat([s.seed for s in sequences]), T)
     log_f, log_b, log_q = ops.two_filter_log_prob(
         x, *m_f, *m_b, n_angular=first.space.n_angular, mixing=first.n_forward / first.n_particles
