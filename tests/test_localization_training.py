@@ -856,6 +856,18 @@ def test_the_demo_makes_what_is_missing_and_joins_results(demo, tmp_path, capsys
     assert demo == [] and "The cities are there" in capsys.readouterr().out
 
 
+def test_the_demo_tells_the_order(tmp_path):
+    def result(method, recall):
+        summary = {"top_1": {"position": {"recall": [0.0, 0.1, recall]}}}
+        return localization_figures.Result(method, method, 0, "", {}, {}, summary)
+
+    found = {"mdps": 0.4, "retrieval": 0.9, "mdpf": 0.3, "chance": 0.01, "mdpf-backward": 0.2, "dense-search": 0.0123}
+    told = "Recall at 5 m: mdps 40.0, mdpf 30.0, mdpf-backward 20.0, dense-search 1.2, chance 1.0: in the order"
+    assert localization_demo._order([result(*x) for x in found.items()]).startswith(told)
+    for wrong in ({"mdpf": 0.4}, {"mdps": 0.25}, {"dense-search": 0.21}, {"chance": 0.02}):
+        assert ": NOT in the order" in localization_demo._order([result(*x) for x in (found | wrong).items()])
+
+
 def test_a_failed_job_of_the_demo_is_reported(demo, tmp_path, capsys, monkeypatch):
     command = "import sys; print('\\n'.join(map(str, range(9)))); sys.exit(3)"
     commands = {

@@ -18,6 +18,8 @@ import sweep
 
 METHODS = ("dense-search", "mdps", "retrieval")
 """In this order: the longest first."""
+EXPECTED = ("mdps", "mdpf", "mdpf-backward", "dense-search", "chance")
+"""From the best to the worst."""
 CITIES = 8
 """The last but one is for validation, the last for the test."""
 HERE = Path(__file__).parent
@@ -43,9 +45,19 @@ def main(folder: Path) -> int:
     figures.draw(figures.load_results(folder / "results"), folder / "figures")
     print(f"\nAn unseen city, {results[0].summary['steps']} images; recall in percent:\n")
     print(figures.recall_table(figures.load_results(folder / "results"), markdown=False))
+    print("\n" + _order(results))
     print(f"\nFigures: {folder / 'figures'}; trajectories: {folder / 'mdps' / 'panels'}")
     print(f"Done in {staged.duration(time.monotonic() - started)}")
     return 0
+
+
+def _order(results: Sequence[figures.Result]) -> str:
+    """Whether more is found the more a method knows: of the future, of where the drive began, of the steps before."""
+    at_5_m = {r.method: 100 * r.summary["top_1"]["position"]["recall"][-1] for r in results}
+    found = [at_5_m[method] for method in EXPECTED]
+    told = ", ".join(f"{method} {recall:.1f}" for method, recall in zip(EXPECTED, found))
+    as_expected = all(more > less for more, less in zip(found, found[1:]))
+    return f"Recall at 5 m: {told}: {'' if as_expected else 'NOT '}in the order in which they know more."
 
 
 def _cities(seeds: Sequence[int], cities: Path) -> sweep.Job:
