@@ -317,6 +317,12 @@ def test_errors_are_one_line_and_leave_no_run(scenes, finished, tmp_path, capsys
     assert not (tmp_path / "run").exists()  # the right command is not refused because of the wrong one
 
 
+def test_processes_that_torchrun_starts_are_the_devices(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = "error: devices: expected 2, the number of processes by WORLD_SIZE, got 1\n"
+    assert error_of(tmp_path, capsys, **scenes) == words and not (tmp_path / "run").exists()
+
+
 def test_ablation_has_a_result_for_each_number_of_particles(finished, tmp_path, capsys, monkeypatch):
     run = str(finished / "run")
     assert localization.main(["ablation", run, "--n-particles", "3", "9"]) == 0

@@ -383,6 +383,22 @@ def test_errors_are_one_line(flags, words, capsys):
     assert status == 2 and words in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_refused_sweep_leaves_the_folder_to_the_right_one(stand_in, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bearings_only.torch.cuda, "is_available", lambda: False)
+    wrong = {
+        "resampling: concrete-pf has no scheme; expected method, got 'residual'": ["--resampling", "residual"],
+        "accelerator: expected cpu or auto, as torch finds no GPU here, got gpu": ["--accelerator", "gpu"],
+        "resampling_bandwidth: expected 0 or more than 0.1, got 0.05": [*TWO, "--resampling-bandwidth", "0.05"],
+    }
+    for words, flags in wrong.items():
+        assert stand_in(*flags) == 2
+        assert capsys.readouterr().err == f"error: {words}\n" and not (tmp_path / "out").exists()
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        assert stand_in(*TWO) == 2 and "devices: expected 2" in capsys.readouterr().err
+    assert stand_in(*TWO) == 0
+
+
 def test_errors_of_folders(stand_in, tmp_path, capsys):
     stand_in("--methods", "mdpf", "--runs", "1")
     assert stand_in("--methods", "mdpf", "--runs", "1", "--n-steps", "9") == 2

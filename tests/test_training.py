@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -424,6 +425,58 @@ def test_a_history_that_was_cut_off(tmp_path):
 def test_a_folder_with_another_configuration_is_refused(finished, capsys):
     arguments = ["train", "--config", config_file(finished), "--output", str(finished / "run"), "--batch-size", "2"]
     assert "another batch_size" in errors(arguments, capsys)
+
+
+def test_a_refused_command_leaves_the_folder_to_the_right_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wrong = {
+        "resampling: ot-pf has no scheme; expected method, got 'residual'": ["--method", "ot-pf", "--resampling", "residual"],
+        "resampling_bandwidth: expected 0 or more than 0.1, got 0.05": ["--method", "mdpf", "--resampling-bandwidth", "0.05"],
+        "accelerator: expected cpu or auto, as torch finds no GPU here, got gpu": ["--accelerator", "gpu"],
+    }
+    for words, flags in wrong.items():
+        assert train(tmp_path, *flags) == 2
+        assert capsys.readouterr().err == f"error: {words}\n" and not (tmp_path / "run").exists()
+    assert train(tmp_path, "--method", "ot-pf", "--max-epochs", "1") == 0
+
+
+def test_folders_of_runs_at_once_are_opened_together(tmp_path, capsys):
+    configuration_of_another = tmp_path / "run/seed_1/configuration.yaml"
+    configuration_of_another.parent.mkdir(parents=True)
+    configuration_of_another.write_text("seed: 1\nn_steps: 9\n")
+    assert train(tmp_path, "--runs-at-once", "2") == 2
+    assert "holds a run with another" in capsys.readouterr().err and not (tmp_path / "run/seed_0").exists()
+
+
+@pytest.mark.parametrize("started, devices, words", [
+    ("2", "1", "expected 2, the number of processes by WORLD_SIZE, got 1"),
+    ("2", "3", "expected 2, the number of processes by WORLD_SIZE, got 3"),
+    ("1", "2", "expected 1, the number of processes by WORLD_SIZE, got 2"),
+    ("2", "2", "expected at most 1, the GPUs here, got 2"),
+    (None, "2", "expected at most 1, the GPUs here, got 2"),
+])  # fmt: skip
+def test_processes_that_torchrun_starts_are_the_devices(tmp_path, capsys, monkeypatch, started, devices, words):
+    """Each of them would train all of the batch and write the same files."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    if started:
+        monkeypatch.setenv("WORLD_SIZE", started)
+    assert train(tmp_path, "--devices", devices, accelerator="gpu") == 2
+    assert capsys.readouterr().err == f"error: devices: {words}\n" and not (tmp_path / "run").exists()
+
+
+def test_the_demo_removes_a_demo_alone(finished, tmp_path, capsys, monkeypatch):
+    run, made = tmp_path / "run", []
+    shutil.copytree(finished / "run", run)
+    assert "holds a run with another n_training" in errors(["demo", "--output", str(run)], capsys)
+    assert (run / "model.pt").exists()
+    monkeypatch.setitem(bearings_only.PRESETS, "demo", TINY)
+    monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "devices: expected 2" in errors(["demo", "--output", str(run)], capsys) and (run / "model.pt").exists()
+    monkeypatch.delenv("WORLD_SIZE")
+    assert bearings_only.main(["demo", "--output", str(run)]) == 0
+    assert len(made) == 1 and not run.exists()
 
 
 def test_help_explains_every_option(capsys):

@@ -211,11 +211,11 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices:
     runs = [dataclasses.replace(c, seed=c.seed + i) for i in range(runs_at_once)]
     folders = [folder] if runs_at_once == 1 else [folder / f"seed_{run.seed}" for run in runs]
     first = staged.rank() == 0
-    staged.device(c.accelerator)
-    for run, own in zip(runs, folders) if first else ():
-        _open_folder(run, own)
+    staged.check_machine(c.accelerator, devices)
     torch.set_num_threads(c.threads)
-    data, trackers = Data(runs), [build(run) for run in runs]
+    trackers, data = [build(run) for run in runs], Data(runs)
+    if first:
+        _open_folders(runs, folders)
     n_parameters = sum(p.numel() for p in trackers[0].parameters())
     if first:
         print(
@@ -233,6 +233,16 @@ def run_training(c: Configuration, folder: Path, runs_at_once: int = 1, devices:
         seconds = (time.monotonic() - started) / runs_at_once
         records.append(_finish(tracker, sequences, own, run.seed, "metrics.json", seconds))
     return records
+
+
+def run_demo(folder: Path) -> None:
+    """Train a small smoother from scratch, in a folder that may hold an earlier demo, which goes, and no other run."""
+    c = configuration.make(Configuration, PRESETS["demo"])
+    staged.check_machine(c.accelerator)
+    configuration.refuse_another(c, folder)
+    if (folder / "configuration.yaml").exists():
+        shutil.rmtree(folder)
+    run_training(c, folder)
 
 
 def run_evaluation(
@@ -277,11 +287,14 @@ def _finish(tracker, sequences, folder, seed, name, seconds):
     return record
 
 
-def _open_folder(c, folder):
-    configuration.refuse_another(c, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    configuration.write_yaml(folder / "configuration.yaml", c)
-    (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
+def _open_folders(runs, folders):
+    """All of them or none."""
+    for run, folder in zip(runs, folders):
+        configuration.refuse_another(run, folder)
+    for run, folder in zip(runs, folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        configuration.write_yaml(folder / "configuration.yaml", run)
+        (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
 
 
 def _parser():
@@ -300,7 +313,7 @@ def _parser():
     configuration.add_flags(train, Configuration)
     demo = commands.add_parser("demo", help="train a smoother in five minutes on two cores: train --preset demo, from scratch")
     demo.add_argument(
-        "--output", type=Path, metavar="FOLDER", default=Path("runs/demo"), help="run folder, emptied first [runs/demo]"
+        "--output", type=Path, metavar="FOLDER", default=Path("runs/demo"), help="run folder; an earlier demo there goes first [runs/demo]"
     )
     evaluation = commands.add_parser("evaluate", help="evaluate a finished run on fresh sequences")
     evaluation.add_argument("run", type=Path, help="run folder")
@@ -324,9 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif command == "reproduce":
             return reproduce.main(given, sys.modules[__name__])
         elif command == "demo":
-            if (given["output"] / "configuration.yaml").exists():
-                shutil.rmtree(given["output"])
-            run_training(configuration.make(Configuration, PRESETS["demo"]), given["output"])
+            run_demo(given["output"])
         else:
             file, preset, output = given.pop("config"), PRESETS[given.pop("preset")], given.pop("output")
             runs_at_once, devices = given.pop("runs_at_once"), given.pop("devices")

@@ -168,7 +168,7 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     """
     started, first = time.monotonic(), staged.rank() == 0
     torch.set_num_threads(c.threads)
-    place = staged.device(c.accelerator)
+    place = staged.check_machine(c.accelerator, devices)
     if first:
         configuration.refuse_another(c, folder)
     if c.length > c.long_length:

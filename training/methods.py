@@ -204,7 +204,7 @@ def anywhere(batch: int, n: int, seed: Tensor) -> Tensor:
 def _options(c: Any, resampling: str) -> dict[str, Any]:
     return {
         "resampling": resampling if c.resampling == "method" else c.resampling,
-        "posterior_bandwidth": (c.posterior_bandwidth, c.posterior_bandwidth, FIRST_HEADING_BANDWIDTH),
+        "posterior_bandwidth": first_bandwidths(c)["posterior"],
         "minimum_bandwidth": MINIMUM_BANDWIDTH,
     }
 
@@ -227,23 +227,32 @@ def _baseline(kind: type[mdps.ParticleFilter], resampling: str | None, **more: A
     return build
 
 
-def _mdpf(c: Any, resampling: str, width: float | None, reverse: bool = False) -> mdps.MixtureDensityParticleFilter:
-    """`width`: first bandwidth of the resampled mixture in position, unless the run gives one; None: the posterior's."""
-    options = _options(c, resampling)
-    if width is not None:
-        width = c.resampling_bandwidth or width
-        if width <= MINIMUM_BANDWIDTH[0]:
-            raise ConfigurationError(f"resampling_bandwidth: expected 0 or more than {MINIMUM_BANDWIDTH[0]}, got {width}")
-        options["resampling_bandwidth"] = (width, width, FIRST_HEADING_BANDWIDTH)
+def first_bandwidths(c: Any) -> dict[str, tuple[float, float, float] | None]:
+    """Where the bandwidths of a run begin, metres and radians: of its beliefs, and of its resampled mixtures, None where these
+    have none of their own."""
+    posterior, resampling = c.posterior_bandwidth, c.resampling_bandwidth or FIRST_RESAMPLING_BANDWIDTH
+    has_own = METHODS[c.method].resamples_mixture
+    return {
+        "posterior": (posterior, posterior, FIRST_HEADING_BANDWIDTH),
+        "resampling": (resampling, resampling, FIRST_HEADING_BANDWIDTH) if has_own else None,
+    }
+
+
+def _mdpf(c: Any, resampling: str, reverse: bool = False) -> mdps.MixtureDensityParticleFilter:
+    options, own = _options(c, resampling), first_bandwidths(c)["resampling"]
+    if own is not None:
+        if own[0] <= MINIMUM_BANDWIDTH[0]:
+            raise ConfigurationError(f"resampling_bandwidth: expected 0 or more than {MINIMUM_BANDWIDTH[0]}, got {own[0]}")
+        options["resampling_bandwidth"] = own
     return mdps.MixtureDensityParticleFilter(SPACE, *_networks(), c.n_particles, reverse=reverse, **options)
 
 
-def _mdps(width: float = FIRST_RESAMPLING_BANDWIDTH, **more: Any) -> Callable[[Any], nn.Module]:
+def _mdps(**more: Any) -> Callable[[Any], nn.Module]:
     def build(c: Any) -> nn.Module:
         options = _options(c, "stratified")
         return mdps.MixtureDensityParticleSmoother(
-            _mdpf(c, "stratified", width),
-            _mdpf(c, "stratified", width, reverse=True),
+            _mdpf(c, "stratified"),
+            _mdpf(c, "stratified", reverse=True),
             PoseSmootherLikelihood(nn.Identity()),
             **more,
             posterior_bandwidth=options["posterior_bandwidth"],
@@ -381,31 +390,31 @@ METHODS: dict[str, Method] = {
     "mdpf-multinomial": Method(
         "MDPF\nmultinomial",
         _FORWARD,
-        lambda c: _mdpf(c, "multinomial", FIRST_RESAMPLING_BANDWIDTH),
+        lambda c: _mdpf(c, "multinomial"),
         _filter_stages("forward"),
         resamples_mixture=True,
     ),
     "mdpf-residual": Method(
         "MDPF\nresidual",
         _FORWARD,
-        lambda c: _mdpf(c, "residual", FIRST_RESAMPLING_BANDWIDTH),
+        lambda c: _mdpf(c, "residual"),
         _filter_stages("forward"),
         resamples_mixture=True,
     ),
     "mdpf": Method(
         "MDPF\nstratified",
         _FORWARD,
-        lambda c: _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH),
+        lambda c: _mdpf(c, "stratified"),
         _filter_stages("forward"),
         resamples_mixture=True,
     ),
     "mdpf-shared-bandwidth": Method(
-        "MDPF\none bandwidth", _FORWARD, lambda c: _mdpf(c, "stratified", None), _shared_bandwidth_stages
+        "MDPF\none bandwidth", _FORWARD, lambda c: _mdpf(c, "stratified"), _shared_bandwidth_stages
     ),
     "mdpf-backward": Method(
         "MDPF\nBackward",
         _BACKWARD,
-        lambda c: _mdpf(c, "stratified", FIRST_RESAMPLING_BANDWIDTH, reverse=True),
+        lambda c: _mdpf(c, "stratified", reverse=True),
         _filter_stages("backward"),
         resamples_mixture=True,
     ),
@@ -421,7 +430,7 @@ METHODS: dict[str, Method] = {
     "mdps-released": Method(
         "MDPS\nas released",
         _ALL,
-        _mdps(RELEASED_RESAMPLING_BANDWIDTH, proposal="union", density_bandwidths="resampling"),
+        _mdps(proposal="union", density_bandwidths="resampling"),
         _smoother_stages,
         resamples_mixture=True,
     ),

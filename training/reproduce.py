@@ -144,6 +144,9 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     base = configuration.make(program.Configuration, preset, given)
     output, methods = output or Path("runs/figure_2"), [m for m in METHODS if m in (methods or METHODS)]
     each = {m: fitting(dataclasses.replace(base, method=m), given) for m in methods}
+    staged.check_machine(base.accelerator)
+    for c in each.values():
+        program.build(c)  # refuses, before anything is written, options that the method does not have
     runs = [Run(m, k, dataclasses.replace(c, seed=c.seed + k), output) for k in range(n_runs) for m, c in each.items()]
     for run in runs:
         _check_what_is_there(run, program.Configuration)

@@ -196,6 +196,21 @@ def device(accelerator: str) -> torch.device:
     return torch.device("cpu")
 
 
+def check_machine(accelerator: str, devices: int = 1) -> torch.device:
+    """Where this process of so many computes: see `device`.
+
+    Raises:
+        ConfigurationError: see `device`; or torchrun started another number of processes, or there are fewer GPUs.
+    """
+    started = os.environ.get("WORLD_SIZE", str(devices))
+    if started != str(devices):
+        raise ConfigurationError(f"devices: expected {started}, the number of processes by WORLD_SIZE, got {devices}")
+    place = device(accelerator)
+    if place.type == "cuda" and devices > torch.cuda.device_count():
+        raise ConfigurationError(f"devices: expected at most {torch.cuda.device_count()}, the GPUs here, got {devices}")
+    return place
+
+
 def on_cpu(belief: mdps.Mixture) -> mdps.Mixture:
     """The same on the CPU, as what is drawn has to be."""
     return mdps.Mixture(belief.means.cpu(), belief.log_weights.cpu(), belief.bandwidths.cpu(), belief.space)
