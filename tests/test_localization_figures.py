@@ -76,6 +76,31 @@ def test_files_that_are_no_results(text, tmp_path, capsys):
     assert "a.json: not a result of format" in capsys.readouterr().err
 
 
+def test_results_that_cannot_be_drawn_and_folders_that_are_none(results, tmp_path, capsys):
+    path = figures.save_result(results[1], tmp_path / "results")
+    told, summary = json.loads(path.read_text()), results[1].summary
+    no_curve = {axis: row for axis, row in summary["top_1"].items() if axis != "angle"} | {"angle": {}}
+    wrong = {
+        "its summary has no metres": {k: v for k, v in summary.items() if k not in ("metres", "top_1", "steps")},
+        "its summary has no top_1.angle.curve": summary | {"top_1": no_curve},
+        "its summary has no top_3_jointly.angle.curve": summary | {"top_3_jointly": {}},
+    }
+    for words, changed in wrong.items():
+        path.write_text(json.dumps(told | {"summary": changed}))
+        with pytest.raises(SystemExit):
+            figures.main([str(path.parent)])
+        err = capsys.readouterr().err
+        assert err.endswith(f"{path.name}: not a result of format {figures.FORMAT!r}: {words}\n") and err.count("\n") == 1
+    path.write_text(json.dumps(told))
+    (tmp_path / "file").write_text("")
+    for out, words in (("file", f"--out: expected a folder, got {tmp_path / 'file'}\n"), ("file/out", "Not a directory")):
+        for more in ([], ["--ablation"]):
+            with pytest.raises(SystemExit):
+                figures.main([str(path.parent), "--out", str(tmp_path / out), *(more if out == "file" else [])])
+            err = capsys.readouterr().err
+            assert words in err and err.count("\n") == 1
+
+
 def test_tables_have_the_numbers(results):
     lines = figures.recall_table(results).splitlines()
     assert [line.split(" |")[0].strip("| ") for line in lines[2:]] == ["MDPS (2 runs)", "MDPF", "MINE", "CHANCE"]

@@ -114,9 +114,20 @@ def _read(path: Path) -> Result:
         if told.pop("format") != FORMAT:
             raise ValueError("another format")
         training = told.pop("training")
+        _check_summary(told["summary"])
         return Result(**told, training=Training(**training) if training else None)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: not a result of format {FORMAT!r}: {error}") from None
+
+
+def _check_summary(summary: dict[str, Any]) -> None:
+    """Raise ValueError where something is missing that is drawn."""
+    missing = {"steps", "sequences", "nll", "recall_at", "metres", "degrees", *ESTIMATES} - set(summary)
+    for estimate in () if missing else ESTIMATES:
+        keys = {"recall", "curve", "median", *(["over_time"] if estimate == "top_1" else [])}
+        missing |= {f"{estimate}.{axis}.{key}" for axis in UNITS for key in keys - set(summary[estimate].get(axis, ()))}
+    if missing:
+        raise ValueError(f"its summary has no {min(missing)}")
 
 
 def recall_curves(results: Sequence[Result], axes: Sequence[str] = ("position", "angle"), top_3: str = "top_3_jointly") -> Any:
@@ -350,13 +361,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="where figures and table.md go [the same folder]")
     parser.add_argument("--ablation", action="store_true", help="results of one method with several numbers of particles")
     given = parser.parse_args(arguments)
+    out = given.out or given.folder
     try:
         results = load_results(given.folder)
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out: expected a folder, got {out}")
         if given.ablation:
-            save_figures({"particles": ablation(results)}, given.out or given.folder)
+            save_figures({"particles": ablation(results)}, out)
         else:
-            print(draw(results, given.out or given.folder))
-    except ValueError as error:
+            print(draw(results, out))
+    except (ValueError, OSError) as error:
         parser.exit(1, f"{error}\n")
 
 
