@@ -240,6 +240,16 @@ def test_rates_fall_with_every_batch(scenes, tmp_path, interrupt_at):
     assert tiny.history(tmp_path / "whole") == tiny.history(tmp_path / "parts")
 
 
+def test_memory_of_a_run_that_goes_on_is_the_most_of_its_processes(scenes, tmp_path, interrupt_at, monkeypatch):
+    """Two batches an epoch, two epochs; the second process begins with the second epoch."""
+    for mb, batches in ((700, [3]), (100, [])):
+        monkeypatch.setattr(staged, "_recent_peak_mb", lambda mb=mb: mb)
+        interrupt_at(*batches)
+        assert tiny.train(tmp_path, **scenes, method="retrieval", max_epochs=2) == (130 if batches else 0)
+    result, *_ = (r for r in localization_figures.load_results(tmp_path / "run/results") if r.training)
+    assert result.training.memory_mb == 700 and result.training.hardware == f"{staged.processor()}, 1 thread"
+
+
 def test_memory_is_counted_for_each_stage():
     staged.forget_peak_memory()
     before = staged.memory_mb()["memory_mb"]
@@ -367,6 +377,18 @@ def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):
     assert f"error: start: {tmp_path / 'model.pt'} is no model, or damaged" in capsys.readouterr().err
     assert localization.main(["train", "--output", str(tmp_path / "model.pt/run")]) == 2
     assert "error: output: expected a folder that can be written, got" in capsys.readouterr().err
+
+
+def test_weights_that_do_not_fit_and_seeds_that_are_none(finished, tmp_path, capsys):
+    saved = torch.load(finished / "run/model.pt", weights_only=True)
+    torch.save(saved | {"state_dict": dict(list(saved["state_dict"].items())[1:])}, tmp_path / "model.pt")
+    for command in ("evaluate", "ablation"):
+        assert localization.main([command, str(tmp_path)]) == 2
+        err = capsys.readouterr().err
+        words = f"error: run: expected weights of the method mdps in {tmp_path / 'model.pt'}, got others: "
+        assert err.startswith(words) and err.count("\n") == 1
+    assert localization.main(["evaluate", str(finished / "run"), "--seed", "-1"]) == 2
+    assert capsys.readouterr().err == "error: seed: expected at least 0, got -1\n"
 
 
 def test_evaluate_with_other_data(finished, tmp_path, capsys):
@@ -579,7 +601,7 @@ def test_a_gpu_is_chosen_where_there_is_one(monkeypatch):
     assert staged.device("auto") == staged.device("gpu") == torch.device("cuda", 0) and staged.device("cpu").type == "cpu"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: f"GPU {place.index}")
     assert staged.hardware(torch.device("cuda", 0)) == "GPU 0" and staged.hardware(torch.device("cuda", 0), 2) == "2 x GPU 0"
-    assert staged.hardware(torch.device("cpu")) == staged.versions()["machine"]
+    assert staged.hardware(torch.device("cpu"), 2) == f"{staged.processor()}, 2 threads"
 
 
 def test_evaluations_compute_where_training_did(scenes, monkeypatch):

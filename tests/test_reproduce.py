@@ -45,8 +45,9 @@ for epoch in range(done, 3):
     history.open("a").write(json.dumps(row) + "\n")
 belief = {"mdps": "smoothed", "mdpf": "forward"}[method]
 results = {belief: {"nll": 5.0 + seed, "position_error": 2.0 + seed, "heading_error_degrees": 40.0}}
-stages = [{"name": "all", "epochs": 3, "seconds": 5400.0, "best_validation_loss": 6.0}]
-(folder / "metrics.json").write_text(json.dumps({"results": results, "stages": stages, "peak_memory_mb": 321}))
+stages = [{"name": "all", "epochs": 3, "seconds": 5400.0, "best_validation_loss": 6.0, "runs_at_once": 1}]
+metrics = {"results": results, "stages": stages, "peak_memory_mb": 321, "evaluation_seconds": 12.5}
+(folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "versions.json").write_text(json.dumps({"torch": "9.9"}))
 """
 TINY = {
@@ -92,6 +93,9 @@ def test_a_sweep_trains_every_run_and_tells_of_it(stand_in, tmp_path, capsys):
     assert record["results"]["smoothed"]["nll"] == 10.0
     assert (record["hours"], record["epochs"], record["stages"][0]["hours"]) == (1.5, 3, 1.5)
     assert record["peak_memory_mb"] == 321 and record["machine"] and record["date"].startswith("20")
+    assert (record["runs_at_once"], record["evaluation_seconds"]) == (1, 12.5)
+    heading = pytest.approx(0.03**0.5)
+    assert record["first_bandwidths"] == {"posterior": [2.0, 2.0, heading], "resampling": [0.75, 0.75, heading]}
     tracker = bearings_only.build(bearings_only.Configuration(method="mdps"))
     assert record["n_parameters"] == sum(p.numel() for p in tracker.parameters())
     assert len(re.findall(r"^mdps run 1  stage 1/3  epoch \d  loss .*left\]$", out, re.M)) == 3
@@ -261,6 +265,33 @@ def test_peak_memory():
     assert staged.peak_memory_mb() > before + 40
 
 
+def test_runs_at_once_of_stages():
+    """A run that went on alone, and one that an earlier version began."""
+    assert reproduce._runs_at_once([{"runs_at_once": 3}, {"runs_at_once": 1}]) == 3
+    assert reproduce._runs_at_once([{"seconds": 1.0}, {"runs_at_once": 1}]) is None
+
+
+def test_versions_are_those_of_the_beginning_and_of_what_came_later(tmp_path, monkeypatch):
+    for torch_version in ("2.12", "2.12", "2.13", "2.13", "2.12"):
+        monkeypatch.setattr(staged, "versions", lambda now=torch_version: {"torch": now})
+        staged.keep_versions(tmp_path)
+    kept = json.loads((tmp_path / "versions.json").read_text())
+    assert kept == {"torch": "2.12", "later": [{"torch": "2.13"}]}
+    made = [record | {"versions": kept} for record in made_records()]
+    assert "2 x CPU, torch 2.12 then 2.13" in figures.report(made, LIMITS, TITLES)
+
+
+def test_hardware_of_a_cpu_is_its_name_its_cores_and_threads(monkeypatch):
+    cpu = bearings_only.torch.device("cpu")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [os.uname().machine]
+    assert staged.hardware(cpu) == f"6 x {names[0]}, 1 thread" and staged.hardware(cpu, 2, 3) == f"6 x {names[0]}, 6 threads"
+    assert reproduce.machine("cpu") == f"6 x {names[0]}"
+    monkeypatch.setattr(bearings_only.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bearings_only.torch.cuda, "get_device_name", lambda place: "a GPU")
+    assert reproduce.machine("auto") == f"6 x {names[0]}, a GPU" and reproduce.machine("cpu") == f"6 x {names[0]}"
+
+
 RANDOM = np.random.default_rng(5)
 NLL = {"mdps": RANDOM.normal(5.2, 0.1, 11), "mdpf": RANDOM.normal(6, 0.2, 4), "tg-pf": RANDOM.normal(7.6, 0.1, 1)}
 BELIEF = {"mdps": "smoothed", "mdpf": "forward", "tg-pf": "forward"}
@@ -286,6 +317,7 @@ def made_records():
                 {"method": method, "run": run, "results": {"forward": {"nll": 99.0}, BELIEF[method]: row},
                  "configuration": {**c, "threads": 1}, "machine": "2 x CPU", "versions": {"torch": "2.13"}, "hours": 0.5 + run,
                  "epochs": 100 + run, "peak_memory_mb": 300, "n_parameters": 401}
+                | ({"runs_at_once": run + 1} if method == "mdpf" and run < 2 else {})
             )  # fmt: skip
     return made[::-1]
 
@@ -313,7 +345,8 @@ def test_tables():
         assert row[8] == f"{0.5 + (len(nll) - 1) / 2:.2f}"
     assert cells(results, "MDPS")[7] == f"{0.25 * 6 / 11:.3f}" and cells(results, "MDPF")[7] == ""
     assert [cells(results, n)[-1] for n in ("MDPS", "MDPF", "TG-PF")] == ["near 5.2", "", "7.5 to 7.65"]
-    assert cells(compute, "MDPS") == ["MDPS", "401", "105", "5.50", "60.5", "300", "160"]
+    assert cells(compute, "MDPS") == ["MDPS", "401", "105", "not told", "5.50", "60.5", "300", "160"]
+    assert cells(compute, "MDPF")[3] == "1 or 2 or not told" and "hours are each run's share" in text
     assert "training sequences 5000," in text and "smoother 1.09" in text and "2 x CPU, torch 2.13" in text
 
 
@@ -407,6 +440,32 @@ def test_errors_of_folders(stand_in, tmp_path, capsys):
         (tmp_path / "out/results/z.json").write_text(text)
         assert bearings_only.main(["reproduce", "--draw", str(tmp_path / "out/results")]) == 2
         assert "got z.json, which has no" in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_one_line(stand_in, tmp_path, capsys):
+    """Of a run of the sweep, or of another that is drawn with it; before anything is trained."""
+    stand_in("--methods", "mdpf", "--runs", "1")
+    (whole,) = records(tmp_path / "out").values()
+    row, changes = whole["results"]["forward"], {}
+    for key in reproduce.NEEDED:
+        changes[key] = {k: v for k, v in whole.items() if k != key}
+    changes["hours"] = whole | {"hours": "many"}
+    changes["numbers of a belief in its results"] = whole | {"results": {"forward": row | {"nll": None}}}
+    changes["nll in its results"] = whole | {"results": {"forward": {k: v for k, v in row.items() if k != "nll"}}}
+    changes["torch in its versions"] = whole | {"versions": {}}
+    changes["threads in its configuration"] = whole | {"configuration": {}}
+    texts = {missing: json.dumps(changed) for missing, changed in changes.items()} | {"JSON of a run": '{"method"'}
+    for name in ("mdpf_run_00.json", "another.json"):
+        path = tmp_path / "out/results" / name
+        for missing, text in texts.items():
+            path.write_text(text)
+            for flags in (["--draw", str(path.parent)], ["--methods", "mdpf", "--runs", "2"]):
+                assert stand_in(*flags) == 2
+                argument, err = "draw" if "--draw" in flags else "output", capsys.readouterr().err
+                expected = f"expected JSONs of runs in {path.parent}, got {name}, which has no {missing}\n"
+                assert err == f"error: {argument}: {expected}"
+        path.write_text(json.dumps(whole))
+    assert not (tmp_path / "out/mdpf/seed_1").exists()
 
 
 def heed_ctrl_c():

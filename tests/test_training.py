@@ -65,6 +65,12 @@ def assert_same_run(a, b):
     assert results[0] == results[1]
 
 
+def forget(monkeypatch, mb):
+    """A new process begins, which has so much memory."""
+    monkeypatch.setattr(staged, "_EARLIER_PEAKS", [0])
+    monkeypatch.setattr(staged, "_recent_peak_mb", lambda: mb)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
@@ -105,6 +111,17 @@ def test_an_interrupted_run_ends_with_the_same_numbers(finished, tmp_path, inter
     interrupt_at()
     assert train(tmp_path) == 0
     assert_same_run(finished, tmp_path)
+
+
+def test_memory_of_a_run_that_goes_on_is_the_most_of_its_processes(tmp_path, interrupt_at, monkeypatch):
+    """Three stages of one epoch of two batches; interrupted in the second epoch of the first stage, and in the second stage."""
+    for mb, batch in ((700, 4), (900, 7), (100, None)):
+        forget(monkeypatch, mb)
+        interrupt_at(*([batch] if batch else []))
+        assert train(tmp_path) == (130 if batch else 0)
+    stages = [json.loads((tmp_path / f"run/stage_{k}/finished.json").read_text())["memory_mb"] for k in (1, 2, 3)]
+    assert stages == [900, 900, 100]
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["peak_memory_mb"] == 900
 
 
 def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
@@ -327,6 +344,22 @@ def test_a_resampling_bandwidth_without_effect(monkeypatch, capsys, tmp_path):
     assert [c.resampling_bandwidth for c, *_ in made] == [3.0, 0.0]
 
 
+@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("given", [{}, {"posterior_bandwidth": 3.0, "resampling_bandwidth": 1.5}])
+def test_first_bandwidths_are_those_of_the_model(method, given):
+    c = configuration.make(bearings_only.Configuration, {"method": method}, given)
+    if not methods.METHODS[method].resamples_mixture:
+        c = dataclasses.replace(c, resampling_bandwidth=0.0)
+    told, found = methods.first_bandwidths(c), {}
+    for name, module in bearings_only.build(c).named_modules():
+        if isinstance(module, mdps.mixture.Bandwidth):
+            found.setdefault("resampling" if "resampling" in name else "posterior", []).append(module())
+    assert found and set(found) == {name for name, bandwidth in told.items() if bandwidth}
+    for name, bandwidths in found.items():
+        for bandwidth in bandwidths:
+            torch.testing.assert_close(bandwidth, torch.tensor(told[name]))
+
+
 def test_flags_override_the_file_which_overrides_the_preset(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
@@ -406,6 +439,23 @@ def test_a_damaged_model(tmp_path, capsys):
         assert err.startswith(f"error: run: {tmp_path / 'model.pt'} is no model, or damaged: ") and err.count("\n") == 1
     torch.save([1], tmp_path / "model.pt")
     assert "is no model" in errors(["evaluate", str(tmp_path)], capsys)
+
+
+def test_weights_that_do_not_fit(finished, tmp_path, capsys):
+    saved = torch.load(finished / "run/model.pt", weights_only=True)
+    first = next(iter(saved["state_dict"]))
+    others = [{k: v for k, v in saved["state_dict"].items() if k != first}, {first: torch.zeros(1)}, 3]
+    for weights in others:
+        torch.save(saved | {"state_dict": weights}, tmp_path / "model.pt")
+        err = errors(["evaluate", str(tmp_path)], capsys)
+        words = f"error: run: expected weights of the method mdps in {tmp_path / 'model.pt'}, got others: "
+        assert err.startswith(words) and err.count("\n") == 1
+
+
+def test_the_seed_of_an_evaluation(finished, capsys):
+    before = sorted((finished / "run").iterdir())
+    assert errors(["evaluate", str(finished / "run"), "--seed", "-1"], capsys) == "error: seed: expected at least 0, got -1\n"
+    assert sorted((finished / "run").iterdir()) == before
 
 
 def test_a_history_that_was_cut_off(tmp_path):
@@ -559,6 +609,8 @@ def test_runs_at_once_are_single_runs(tmp_path, method, interrupt_at):
         metrics = [json.loads((tmp_path / p / "metrics.json").read_text()) for p in (f"{seed}/run", f"all/run/seed_{seed}")]
         for belief, row in metrics[0]["results"].items():
             assert row == pytest.approx(metrics[1]["results"][belief], rel=1e-3)
+        assert [{stage["runs_at_once"] for stage in m["stages"]} for m in metrics] == [{1}, {3}]
+        assert all(m["evaluation_seconds"] > 0 for m in metrics)
     assert len(lengths) > 1
 
 

@@ -250,6 +250,7 @@ def run_evaluation(
 ) -> dict[str, Any]:
     """Evaluate a finished run on fresh sequences, perhaps with another number of particles or on another machine."""
     checkpoint = folder / "model.pt"
+    staged.check_seed(seed)
     if not checkpoint.is_file():
         raise ConfigurationError(f"run: expected the folder of a finished run, got {folder}, which has no model.pt")
     saved = staged.load_model(checkpoint)
@@ -258,7 +259,7 @@ def run_evaluation(
     c = configuration.make(Configuration, saved["configuration"], changes)
     torch.set_num_threads(c.threads)
     tracker = build(c)
-    tracker.load_state_dict(saved["state_dict"])
+    staged.give_weights(tracker, saved["state_dict"], checkpoint)
     sequences = task.simulate(c.n_evaluation, c.n_steps, seed=mix(c.seed, 7, seed))
     fewer = f"_{n_sequences}_sequences" if n_sequences is not None else ""
     name = f"evaluation_{c.n_particles}_particles{fewer}_seed_{seed}.json"
@@ -267,18 +268,20 @@ def run_evaluation(
 
 def _finish(tracker, sequences, folder, seed, name, seconds):
     print(f"Evaluating {len(sequences[0])} unseen sequences, every step")
-    results, true_model = evaluate(tracker, *sequences, seed=seed), limits(dataclasses.asdict(tracker.c))
+    true_model, started = limits(dataclasses.asdict(tracker.c)), time.monotonic()
+    results = evaluate(tracker, *sequences, seed=seed)
     record = {
         "results": results,
         "true_model": {k: {"nll": v[0], "position_error": v[1]} for k, v in true_model.items()},
         "n_sequences": len(sequences[0]),
         "n_particles": tracker.c.n_particles,
         "seed": seed,
+        "evaluation_seconds": time.monotonic() - started,
     }
     if seconds is not None:
         record["seconds_of_this_call"] = seconds
-        record["peak_memory_mb"] = staged.peak_memory_mb()
-        record["stages"] = [json.loads(p.read_text()) for p in sorted(folder.glob("stage_*/finished.json"))]
+        record["stages"] = staged.finished_stages(folder)
+        record["peak_memory_mb"] = max([staged.peak_memory_mb(), *(s.get("memory_mb", 0) for s in record["stages"])])
     write_whole(folder / name, json.dumps(record, indent=2))
     print("\n" + table(results, true_model) + "\n")
     place = folder if seconds is not None else folder / Path(name).stem
@@ -294,7 +297,7 @@ def _open_folders(runs, folders):
     for run, folder in zip(runs, folders):
         folder.mkdir(parents=True, exist_ok=True)
         configuration.write_yaml(folder / "configuration.yaml", run)
-        (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
+        staged.keep_versions(folder)
 
 
 def _parser():
@@ -313,7 +316,11 @@ def _parser():
     configuration.add_flags(train, Configuration)
     demo = commands.add_parser("demo", help="train a smoother in five minutes on two cores: train --preset demo, from scratch")
     demo.add_argument(
-        "--output", type=Path, metavar="FOLDER", default=Path("runs/demo"), help="run folder; an earlier demo there goes first [runs/demo]"
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        default=Path("runs/demo"),
+        help="run folder, emptied of an earlier demo first [runs/demo]",
     )
     evaluation = commands.add_parser("evaluate", help="evaluate a finished run on fresh sequences")
     evaluation.add_argument("run", type=Path, help="run folder")

@@ -183,7 +183,7 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
         refuse_other_data(folder, kept)
         folder.mkdir(parents=True, exist_ok=True)
         configuration.write_yaml(folder / "configuration.yaml", c)
-        (folder / "versions.json").write_text(json.dumps(staged.versions(), indent=2))
+        staged.keep_versions(folder)
         write_whole(folder / "data.json", json.dumps(kept, indent=2))
         sizes = f"sequences of {long.source.length}: {long.sizes()}"
         print(f"{c.method}: {n_parameters} parameters; {sizes}; run folder: {folder}")
@@ -199,7 +199,8 @@ def run_training(c: Configuration, folder: Path, command: str, devices: int = 1)
     memory = _tell_stages(folder)
     if not model.outputs:
         return []
-    cost = figures.Training((seconds_before + _seconds(folder)) / 3600, memory, staged.hardware(place, devices), n_parameters)
+    hours, hardware = (seconds_before + _seconds(folder)) / 3600, staged.hardware(place, devices, c.threads)
+    cost = figures.Training(hours, memory, hardware, n_parameters)
     results = _finish(model, long, folder / "results", command, c.seed, cost)
     print(f"Done in {staged.duration(time.monotonic() - started)}; figures: {folder / 'figures'}")
     return results
@@ -224,6 +225,7 @@ def run_evaluation(folder: Path, changes: dict[str, Any], command: str, seed: in
         changes: of the configuration, such as other data or numbers of particles.
         seed: of the particles; None: the run's. Which sequences are for the test is up to the run's own seed.
     """
+    staged.check_seed(0 if seed is None else seed)
     model, data = _load(folder, changes)
     told = {k: v for k, v in changes.items() if k not in MACHINE} | ({} if seed is None else {"seed": seed})
     if "data" in told:  # folders of one name may hold different data
@@ -242,7 +244,7 @@ def _load(folder: Path, changes: dict[str, Any]) -> tuple[Localization, Data]:
     staged.device(c.accelerator)
     refuse_seen(dataclasses.replace(c, validation_scenes=""), before, str(folder))
     model = build(dataclasses.replace(c, pretrained=False))  # its weights are those of the run
-    model.load_state_dict(saved["state_dict"])
+    staged.give_weights(model, saved["state_dict"], folder / "model.pt")
     data = Data(c, c.long_length, test_alone=True)
     data.check("test")
     refuse_learned([data], ["test"], before, saved["data"], str(folder))
@@ -259,12 +261,12 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
 
 def _seconds(folder: Path) -> float:
     """How long the stages of a run took."""
-    return sum(json.loads(path.read_text())["seconds"] for path in sorted(folder.glob("stage_*/finished.json")))
+    return sum(stage["seconds"] for stage in staged.finished_stages(folder))
 
 
 def _tell_stages(folder: Path) -> int:
     """Print how long each stage took and its memory; return the most of these in MB, of a GPU where one was used."""
-    done = [json.loads(path.read_text()) for path in sorted(folder.glob("stage_*/finished.json"))]
+    done = staged.finished_stages(folder)
     for stage in done:
         gpu = f", {stage['gpu_memory_mb']} MB on the GPU" if "gpu_memory_mb" in stage else ""
         print(f"{stage['name']}: {stage['epochs']} epochs, {staged.duration(stage['seconds'])}, {stage['memory_mb']} MB{gpu}")

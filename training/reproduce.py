@@ -14,7 +14,6 @@ import dataclasses
 import datetime
 import json
 import os
-import platform
 import shlex
 import shutil
 import sys
@@ -30,13 +29,18 @@ import configuration
 import reproduce_figures as figures
 import staged
 import sweep
-import torch
 from configuration import ConfigurationError
 from files import write_whole
-from methods import METHODS, fitting
+from methods import METHODS, first_bandwidths, fitting
 
 PROGRAM = Path(__file__).with_name("bearings_only.py")
 SECONDS_BETWEEN_LOOKS = 0.2
+NUMBER = (int, float)
+NEEDED = {
+    "method": str, "run": int, "machine": str, "versions": dict, "configuration": dict, "n_parameters": int, "results": dict,
+    "peak_memory_mb": NUMBER, "epochs": NUMBER, "hours": NUMBER,
+}  # fmt: skip
+"""What tables and figures are made from; records of earlier versions have no more."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,8 @@ def main(given: dict[str, Any], program: ModuleType) -> int:
     for c in each.values():
         program.build(c)  # refuses, before anything is written, options that the method does not have
     runs = [Run(m, k, dataclasses.replace(c, seed=c.seed + k), output) for k in range(n_runs) for m, c in each.items()]
+    if any((output / "results").glob("*.json")):
+        read_records(output / "results", "output")  # also those of other methods, which are drawn with them
     for run in runs:
         _check_what_is_there(run, program.Configuration)
     groups = [
@@ -209,13 +215,16 @@ def write_record(run: Run, program: ModuleType) -> None:
         "seed": c.seed,
         "command": shlex.join(["python", "training/bearings_only.py", "train", *run.flags]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": machine(c.accelerator),
         "versions": json.loads((folder / "versions.json").read_text()),
         "configuration": dataclasses.asdict(c),
+        "first_bandwidths": first_bandwidths(c),
         "n_parameters": sum(p.numel() for p in program.build(c).parameters()),
         "results": metrics["results"],
         "stages": [{**s, "hours": s["seconds"] / 3600} for s in metrics["stages"]],
+        "runs_at_once": _runs_at_once(metrics["stages"]),
         "peak_memory_mb": metrics["peak_memory_mb"],
+        "evaluation_seconds": metrics["evaluation_seconds"],
     }
     record["epochs"] = sum(stage["epochs"] for stage in record["stages"])
     record["hours"] = sum(stage["hours"] for stage in record["stages"])
@@ -223,32 +232,55 @@ def write_record(run: Run, program: ModuleType) -> None:
     write_whole(run.record, json.dumps(record, indent=2) + "\n")
 
 
-def machine() -> str:
-    """The processor, how many of it, and the GPU where there is one."""
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}{gpu}"
+def _runs_at_once(stages: Sequence[dict[str, Any]]) -> int | None:
+    """The most that shared a process in a stage; None where a stage is of an earlier version, which did not tell."""
+    told = [stage.get("runs_at_once") for stage in stages]
+    return None if None in told else max(told)
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
+def machine(accelerator: str) -> str:
+    """The processor, how many of it, and the GPU where runs compute on one."""
+    place = staged.device(accelerator)
+    return staged.processor() + (f", {staged.hardware(place)}" if place.type == "cuda" else "")
+
+
+def read_records(folder: Path, argument: str = "draw") -> list[dict[str, Any]]:
     """All runs that a folder has JSONs of.
 
     Raises:
-        ConfigurationError: there are none, or one is not the JSON of a run.
+        ConfigurationError: there are none, or one is not the JSON of a run; it names the argument that led there.
     """
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            record = json.loads(path.read_text())
-            missing = {"method", "run", "results", "configuration", "hours"} - set(record)
-        except (ValueError, TypeError):
-            missing = {"JSON"}
-        if missing:
-            raise ConfigurationError(f"draw: expected JSONs of runs in {folder}, got {path.name}, which has no {min(missing)}")
-        records.append(record)
+    records = [read_record(path, argument) for path in sorted(folder.glob("*.json"))]
     if not records:
-        raise ConfigurationError(f"draw: expected a folder with JSONs of runs, got {folder}, which has none")
+        raise ConfigurationError(f"{argument}: expected a folder with JSONs of runs, got {folder}, which has none")
     return records
+
+
+def read_record(path: Path, argument: str) -> dict[str, Any]:
+    """The JSON of a run, in which nothing is missing that a table or figure needs."""
+    try:
+        record = json.loads(path.read_text())
+    except ValueError:
+        record = None
+    if missing := _missing(record):
+        what = f"expected JSONs of runs in {path.parent}, got {path.name}, which has no {missing}"
+        raise ConfigurationError(f"{argument}: {what}")
+    return record
+
+
+def _missing(record: Any) -> str:
+    """What a record has not, or not of the right type; empty where it is whole."""
+    if not isinstance(record, dict):
+        return "JSON of a run"
+    if wrong := [name for name, kind in NEEDED.items() if not isinstance(record.get(name), kind)]:
+        return wrong[0]
+    for name, key in (("configuration", "threads"), ("versions", "torch")):
+        if key not in record[name]:
+            return f"{key} in its {name}"
+    rows = [record["results"][belief] for belief in figures.JUDGED if belief in record["results"]]
+    if not rows or not isinstance(rows[0], dict) or not all(isinstance(number, NUMBER) for number in rows[0].values()):
+        return "numbers of a belief in its results"
+    return next((f"{key} in its results" for key in figures.PER_STEP if key not in rows[0]), "")
 
 
 class Progress:
@@ -330,7 +362,7 @@ class Progress:
 
 def _check_what_is_there(run, configuration_class):
     stored = run.folder / "configuration.yaml"
-    before = [json.loads(run.record.read_text())["configuration"]] if run.record.exists() else []
+    before = [read_record(run.record, "output")["configuration"]] if run.record.exists() else []
     before += [configuration.read_yaml(stored)] if stored.exists() else []
     for values in before:
         c = configuration.make(configuration_class, values)

@@ -38,9 +38,13 @@ HEADS = {
 }
 
 
+JUDGED = ("smoothed", "backward", "forward")
+"""The beliefs by which methods are judged, those that come first rather than others."""
+
+
 def belief_of(record: Record) -> str:
     """The belief by which a method is judged: the smoother where it has one, else its only filter."""
-    return next(belief for belief in ("smoothed", "backward", "forward") if belief in record["results"])
+    return next(belief for belief in JUDGED if belief in record["results"])
 
 
 def by_method(records: Sequence[Record], titles: dict[str, str]) -> dict[str, list[Record]]:
@@ -74,7 +78,8 @@ def result_table(records: Sequence[Record], limits: dict[str, float], titles: di
 
 def compute_table(records: Sequence[Record], titles: dict[str, str]) -> str:
     """The appendix' table of computation needs as Markdown, ours beside the paper's."""
-    rows = [["method", "parameters", "epochs", "hours a run", "hours of 11 runs", "memory [MB]", "paper: GPU hours of 11 runs"]]
+    head = ["method", "parameters", "epochs", "runs at once", "hours a run", "hours of 11 runs", "memory [MB]"]
+    rows = [[*head, "paper: GPU hours of 11 runs"]]
     for method, runs in by_method(records, titles).items():
         epochs, hours, memory = (np.median([r[key] for r in runs]) for key in ("epochs", "hours", "peak_memory_mb"))
         theirs = PAPER.get(method, Paper()).gpu_hours
@@ -82,6 +87,7 @@ def compute_table(records: Sequence[Record], titles: dict[str, str]) -> str:
             titles.get(method, method),
             str(runs[0]["n_parameters"]),
             f"{epochs:.0f}",
+            _distinct(r.get("runs_at_once") or "not told" for r in runs),
             f"{hours:.2f}",
             f"{11 * hours:.1f}",
             f"{memory:.0f}",
@@ -95,7 +101,7 @@ def report(records: Sequence[Record], limits: dict[str, float], titles: dict[str
     names = {"n_training": "training sequences", "n_evaluation": "evaluation sequences", "n_steps": "steps",
              "n_particles": "particles", "stages": "stages", "max_epochs": "epochs a stage at most"}  # fmt: skip
     settings = [f"{title} {_distinct(r['configuration'].get(n) for r in records)}" for n, title in names.items()]
-    machines = _distinct(f"{r['machine']}, torch {r['versions']['torch']}" for r in records)
+    machines = _distinct(f"{r['machine']}, torch {_torch(r['versions'])}" for r in records)
     threads = _distinct(r["configuration"]["threads"] for r in records)
     true_model = ", ".join(f"{BELIEFS[belief]} {limit:.2f}" for belief, limit in limits.items())
     return "\n".join(
@@ -109,6 +115,8 @@ def report(records: Sequence[Record], limits: dict[str, float], titles: dict[str
             result_table(records, limits, titles),
             "",
             f"Hours of training, validation included; threads a run: {threads}; on {machines}.",
+            "Of runs at once, hours are each run's share, and memory is that of all of them; runs of earlier versions have",
+            "not told how many they were.",
             "The paper's runs were on an NVIDIA RTX 3090, one after the other.",
             "",
             compute_table(records, titles),
@@ -196,6 +204,11 @@ def _legend(methods, limits, low, high):
 def _range(nll):
     """Two ends as text, one number where they are the same."""
     return "" if nll is None else f"{nll[0]:g} to {nll[1]:g}" if nll[0] < nll[1] else f"near {nll[0]:g}"
+
+
+def _torch(versions):
+    """The version that a run began with, and others that it went on with."""
+    return " then ".join(dict.fromkeys(v["torch"] for v in (versions, *versions.get("later", []))))
 
 
 def _distinct(things):

@@ -216,9 +216,17 @@ def on_cpu(belief: mdps.Mixture) -> mdps.Mixture:
     return mdps.Mixture(belief.means.cpu(), belief.log_weights.cpu(), belief.bandwidths.cpu(), belief.space)
 
 
-def hardware(place: torch.device, n: int = 1) -> str:
-    """What n devices of this kind are called."""
-    name = torch.cuda.get_device_name(place) if place.type == "cuda" else versions()["machine"]
+def processor() -> str:
+    """What the processor is called, after how many cores this machine has."""
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
+
+
+def hardware(place: torch.device, n: int = 1, threads: int = 1) -> str:
+    """What n devices of this kind are called; of a CPU, with how many threads they use in all."""
+    if place.type != "cuda":
+        return f"{processor()}, {n * threads} thread{'s' * (n * threads > 1)}"
+    name = torch.cuda.get_device_name(place)
     return f"{n} x {name}" if n > 1 else name
 
 
@@ -360,13 +368,16 @@ class EpochEnd(Callback):
     def __init__(self, places: Sequence[Path], shared: Path, stage: int) -> None:
         self.places, self.shared, self.stage = places, shared, stage
         self.runs, self.started = [RunState() for _ in places], 0.0
+        self.memory: dict[str, int] = {}
+        """The most that any process of this stage has had."""
 
     def state_dict(self):
-        return {"runs": [vars(run) for run in self.runs]}
+        return {"runs": [vars(run) for run in self.runs], "memory": self.memory}
 
     def load_state_dict(self, state):
         for run, values in zip(self.runs, state["runs"], strict=True):
             vars(run).update(values)
+        self.memory = state.get("memory", {})  # earlier versions did not keep it
 
     def on_train_start(self, trainer, module):
         self._end_runs(trainer, module, trainer.current_epoch)
@@ -379,10 +390,15 @@ class EpochEnd(Callback):
         for i in module.active:
             self._record(trainer, module, i, seconds)
         self._end_runs(trainer, module, trainer.current_epoch + 1)
+        self.remember_memory()
         unfinished = self.shared / "unfinished.ckpt"
         trainer.save_checkpoint(unfinished)
         if trainer.is_global_zero:
             os.replace(unfinished, self.shared / "last.ckpt")
+
+    def remember_memory(self) -> None:
+        """Take into account what this process has had until now."""
+        self.memory |= {name: max(mb, self.memory.get(name, 0)) for name, mb in memory_mb().items()}
 
     def line(self) -> str:
         """How the last epoch was, of several runs on average."""
@@ -497,12 +513,13 @@ def _train_stage(
     forget_peak_memory()
     with _interruptible(trainer):
         trainer.fit(module, data, ckpt_path=last if last.exists() else None, weights_only=False)
+    end.remember_memory()
     for place, run in zip(places, end.runs):
         if not (place / "best.pt").exists():
             raise FloatingPointError(f"{title}: no epoch of {place.parent} had a finite validation loss; lower rate_factor")
         seconds = sum(row["seconds"] for row in run.rows)
         numbers = {"name": stage.name, "epochs": len(run.rows), "seconds": seconds, "best_validation_loss": run.best}
-        numbers |= memory_mb()
+        numbers |= {"runs_at_once": len(places)} | end.memory
         if trainer.is_global_zero:
             write_whole(place / "finished.json", json.dumps(numbers, indent=2))
 
@@ -541,6 +558,25 @@ def load_model(path: Path) -> dict[str, Any]:
         return saved | {"configuration": dict(saved["configuration"]), "state_dict": saved["state_dict"]}
     except Exception as error:  # a damaged file fails anywhere in zipfile, pickle or torch
         raise ConfigurationError(f"run: {path} is no model, or damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def give_weights(model: nn.Module, state_dict: dict[str, Any], path: Path) -> None:
+    """Load the weights that a file has.
+
+    Raises:
+        ConfigurationError: they are of another model.
+    """
+    try:
+        model.load_state_dict(state_dict)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        what = f"expected weights of the method {model.c.method} in {path}, got others"
+        raise ConfigurationError(f"run: {what}: {' '.join(str(error).split())[:200]}") from None
+
+
+def check_seed(seed: int) -> None:
+    """Raise ConfigurationError for the seed of an evaluation that is none."""
+    if seed < 0:
+        raise ConfigurationError(f"seed: expected at least 0, got {seed}")
 
 
 def mix(*numbers: int) -> int:
@@ -594,6 +630,20 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.processor() or platform.machine(),
     }
+
+
+def keep_versions(folder: Path) -> None:
+    """Write versions.json: those that a run began with, and, as a list "later", others that it went on with."""
+    path, now = folder / "versions.json", versions()
+    first = json.loads(path.read_text()) if path.exists() else now
+    later = first.pop("later", [])
+    later += [now] if now not in (first, *later) else []
+    write_whole(path, json.dumps(first | ({"later": later} if later else {}), indent=2))
+
+
+def finished_stages(folder: Path) -> list[dict[str, Any]]:
+    """What is known of each stage of a run that is finished."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("stage_*/finished.json"))]
 
 
 _EARLIER_PEAKS = [0]
