@@ -468,6 +468,33 @@ def test_a_damaged_record_is_one_line(stand_in, tmp_path, capsys):
     assert not (tmp_path / "out/mdpf/seed_1").exists()
 
 
+class FakeRay:
+    """What sweep.py asks of Ray, remembered."""
+
+    def __init__(self):
+        self.asked = {}
+
+    def init(self, **options):
+        self.asked |= {"there": options["num_gpus"]}
+
+    def remote(self, **options):
+        self.asked |= {"share": options["num_gpus"]}
+        return lambda function: function
+
+
+@pytest.mark.parametrize("jobs, gpus, share", [(2, 0, 0), (1, 1, 1), (3, 1, 0.3333), (2, 4, 1), (3, 2, 0.5), (11, 8, 0.5)])
+def test_jobs_on_ray_ask_for_a_share_of_a_gpu(monkeypatch, jobs, gpus, share):
+    """All at once: without it Ray would hide the GPUs, and `auto` train on the CPU."""
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(reproduce.torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(reproduce.torch.cuda, "device_count", lambda: gpus)
+    reproduce._engine("ray", jobs, "auto")
+    assert ray.asked == {"there": gpus, "share": share} and share * -(-jobs // max(gpus, 1)) <= 1
+    reproduce._engine("ray", jobs, "cpu")
+    assert ray.asked == {"there": 0, "share": 0}
+
+
 def heed_ctrl_c():
     """What a shell starts in the background ignores SIGINT, and so do its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -29,6 +29,7 @@ import configuration
 import reproduce_figures as figures
 import staged
 import sweep
+import torch
 from configuration import ConfigurationError
 from files import write_whole
 from methods import METHODS, first_bandwidths, fitting
@@ -180,7 +181,7 @@ def train(groups: Sequence[Group], jobs: int, engine: str, program: ModuleType) 
     print(f"{len(runs)} runs, {n_finished} of them finished before; {jobs} processes; {runs[0].output}", flush=True)
     if not waiting:
         return []
-    progress, at_work = Progress(runs, jobs, program), _engine(engine, jobs)
+    progress, at_work = Progress(runs, jobs, program), _engine(engine, jobs, runs[0].configuration.accelerator)
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -374,11 +375,11 @@ def _check_what_is_there(run, configuration_class):
             )
 
 
-def _engine(name, jobs):
+def _engine(name, jobs, accelerator):
     if name == "processes":
         return sweep.Processes()
     try:
-        return sweep.Ray(jobs)
+        return sweep.Ray(jobs, torch.cuda.device_count() if staged.device(accelerator).type == "cuda" else 0)
     except ImportError:
         raise ConfigurationError("engine: ray is not installed; pip install ray, or --engine processes") from None
 

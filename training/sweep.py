@@ -7,6 +7,7 @@ start no two work on the same files. This file imports nothing heavy, since ever
 import contextlib
 import ctypes
 import fcntl
+import math
 import os
 import signal
 import subprocess
@@ -70,21 +71,26 @@ class Processes:
 
 
 class Ray:
-    """Jobs as tasks of a local Ray, which this object starts and ends; at most `jobs` at a time."""
+    """Jobs as tasks of a local Ray, which this object starts and ends; at most `jobs` at a time.
 
-    def __init__(self, jobs: int) -> None:
+    Each sees one of so many GPUs, which it may share with others, and none where these are 0.
+    """
+
+    def __init__(self, jobs: int, gpus: int = 0) -> None:
         import ray
 
         self.ray = ray
         ray.init(
             address="local",
             num_cpus=jobs,
+            num_gpus=gpus,
             include_dashboard=False,
             object_store_memory=100 * 2**20,
             log_to_driver=False,
             logging_level="error",
         )
-        self.task = ray.remote(num_cpus=1, max_retries=0)(run)
+        share = 10_000 // math.ceil(jobs / gpus) / 10_000 if gpus else 0  # Ray counts ten thousandths
+        self.task = ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(run)
         self.running: dict[Any, Job] = {}
 
     def start(self, job: Job) -> None:
