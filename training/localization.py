@@ -302,7 +302,7 @@ def _start_from(model: Localization, c: Configuration) -> tuple[float, Configura
 
 def run_ablation(folder: Path, numbers: list[int], changes: dict[str, Any], command: str) -> None:
     """The smoother of a finished run with other numbers of particles: a result for each, and their recall curves."""
-    method, place = _checkpoint(folder)["configuration"]["method"], folder / "ablation"
+    method, place = _checkpoint(folder)["configuration"].get("method"), folder / "ablation"
     if method != "mdps":
         raise ConfigurationError(f"run: expected one of the method mdps, got {method}")
     for n in numbers:

@@ -635,7 +635,10 @@ def versions() -> dict[str, str]:
 def keep_versions(folder: Path) -> None:
     """Write versions.json: those that a run began with, and, as a list "later", others that it went on with."""
     path, now = folder / "versions.json", versions()
-    first = json.loads(path.read_text()) if path.exists() else now
+    try:
+        first = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # a new run, or one that was killed as it wrote the file
+        first = now
     later = first.pop("later", [])
     later += [now] if now not in (first, *later) else []
     write_whole(path, json.dumps(first | ({"later": later} if later else {}), indent=2))
