@@ -391,6 +391,20 @@ def test_weights_that_do_not_fit_and_seeds_that_are_none(finished, tmp_path, cap
     assert capsys.readouterr().err == "error: seed: expected at least 0, got -1\n"
 
 
+def test_a_damaged_result_beside_those_of_an_evaluation(finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    for folder, command in (
+        ("evaluations/seed_3", ["evaluate", "--seed", "3"]),
+        ("ablation", ["ablation", "--n-particles", "3"]),
+    ):
+        (run / folder).mkdir(parents=True, exist_ok=True)
+        (run / folder / "z.json").write_text("{")
+        assert localization.main([*command[:1], str(run), *command[1:]]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: run: {run / folder}/z.json: not a result of format") and err.count("\n") == 1
+
+
 def test_evaluate_with_other_data(finished, tmp_path, capsys):
     """The scenes of the run, which are not there, are no concern of it."""
     tmp_path = tmp_path / "other data"

@@ -316,8 +316,20 @@ def run_ablation(folder: Path, numbers: list[int], changes: dict[str, Any], comm
             f"{n:5d} particles: recall at 5 m {100 * position['recall'][-1]:.1f} %, median {position['median']:.2f} m",
             flush=True,
         )
-    figures.save_figures({"particles": figures.ablation(figures.load_results(place))}, place)
+    figures.save_figures({"particles": figures.ablation(_results(place))}, place)
     print(f"Figure: {place / 'particles.png'}")
+
+
+def _results(place: Path) -> list[figures.Result]:
+    """All results in a folder, also those of earlier calls.
+
+    Raises:
+        ConfigurationError: a file is no result.
+    """
+    try:
+        return figures.load_results(place)
+    except ValueError as error:
+        raise ConfigurationError(f"run: {error}") from None
 
 
 def _about(model: Localization, data: Data, name: str) -> dict[str, str]:
@@ -342,7 +354,7 @@ def _finish(
         results.append(figures.Result(output.title, output.method, seed, command, **about, summary=summary, training=learned))
         figures.save_result(results[-1], place)
     print("\n" + figures.recall_table(results, markdown=False) + "\n")
-    figures.draw(figures.load_results(place), place.parent / "figures" if place.name == "results" else place)
+    figures.draw(_results(place), place.parent / "figures" if place.name == "results" else place)
     if isinstance(model, SmootherExperiment):
         _draw_trajectories(model, data, place.parent / "panels" if place.name == "results" else place)
     return results
