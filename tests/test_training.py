@@ -333,7 +333,7 @@ def test_a_resampling_bandwidth_without_effect(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
     for method in methods.METHODS:
         torch_names = [n for n, _ in bearings_only.build(bearings_only.Configuration(method=method)).named_parameters()]
-        assert methods.METHODS[method].resamples_mixture == any("resampling_bandwidth" in n for n in torch_names)
+        assert bool(methods.METHODS[method].resampling_bandwidth) == any("resampling_bandwidth" in n for n in torch_names)
     words = "resampling_bandwidth: tg-pf has no resampled mixtures with bandwidths of their own; expected 0, got 3.0"
     for command in (["train", "--method", "tg-pf"], ["reproduce", "--methods", "mdpf", "tg-pf"]):
         assert words in errors([*command, "--resampling-bandwidth", "3", "--output", str(tmp_path / "out")], capsys)
@@ -348,7 +348,7 @@ def test_a_resampling_bandwidth_without_effect(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("given", [{}, {"posterior_bandwidth": 3.0, "resampling_bandwidth": 1.5}])
 def test_first_bandwidths_are_those_of_the_model(method, given):
     c = configuration.make(bearings_only.Configuration, {"method": method}, given)
-    if not methods.METHODS[method].resamples_mixture:
+    if not methods.METHODS[method].resampling_bandwidth:
         c = dataclasses.replace(c, resampling_bandwidth=0.0)
     told, found = methods.first_bandwidths(c), {}
     for name, module in bearings_only.build(c).named_modules():

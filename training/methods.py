@@ -42,8 +42,8 @@ class Method:
     stages: Callable[[Any], list[Stage]]
     learns_likelihood: bool = True
     """False: it knows the true likelihood of a bearing, and sees bearings instead of their codes."""
-    resamples_mixture: bool = False
-    """Whether it resamples from mixtures that have bandwidths of their own."""
+    resampling_bandwidth: float = 0.0
+    """Where the bandwidths begin that it resamples with, in position, metres; 0: it has none of their own."""
 
 
 def fitting(c: Any, given: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def fitting(c: Any, given: dict[str, Any]) -> Any:
     Raises:
         ConfigurationError: such an option was given.
     """
-    if METHODS[c.method].resamples_mixture or not c.resampling_bandwidth:
+    if METHODS[c.method].resampling_bandwidth or not c.resampling_bandwidth:
         return c
     if given.get("resampling_bandwidth"):
         what = f"{c.method} has no resampled mixtures with bandwidths of their own"
@@ -230,11 +230,11 @@ def _baseline(kind: type[mdps.ParticleFilter], resampling: str | None, **more: A
 def first_bandwidths(c: Any) -> dict[str, tuple[float, float, float] | None]:
     """Where the bandwidths of a run begin, metres and radians: of its beliefs, and of its resampled mixtures, None where these
     have none of their own."""
-    posterior, resampling = c.posterior_bandwidth, c.resampling_bandwidth or FIRST_RESAMPLING_BANDWIDTH
-    has_own = METHODS[c.method].resamples_mixture
+    posterior, own = c.posterior_bandwidth, METHODS[c.method].resampling_bandwidth
+    resampling = c.resampling_bandwidth or own
     return {
         "posterior": (posterior, posterior, FIRST_HEADING_BANDWIDTH),
-        "resampling": (resampling, resampling, FIRST_HEADING_BANDWIDTH) if has_own else None,
+        "resampling": (resampling, resampling, FIRST_HEADING_BANDWIDTH) if own else None,
     }
 
 
@@ -392,21 +392,21 @@ METHODS: dict[str, Method] = {
         _FORWARD,
         lambda c: _mdpf(c, "multinomial"),
         _filter_stages("forward"),
-        resamples_mixture=True,
+        resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH,
     ),
     "mdpf-residual": Method(
         "MDPF\nresidual",
         _FORWARD,
         lambda c: _mdpf(c, "residual"),
         _filter_stages("forward"),
-        resamples_mixture=True,
+        resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH,
     ),
     "mdpf": Method(
         "MDPF\nstratified",
         _FORWARD,
         lambda c: _mdpf(c, "stratified"),
         _filter_stages("forward"),
-        resamples_mixture=True,
+        resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH,
     ),
     "mdpf-shared-bandwidth": Method(
         "MDPF\none bandwidth", _FORWARD, lambda c: _mdpf(c, "stratified"), _shared_bandwidth_stages
@@ -416,7 +416,7 @@ METHODS: dict[str, Method] = {
         _BACKWARD,
         lambda c: _mdpf(c, "stratified", reverse=True),
         _filter_stages("backward"),
-        resamples_mixture=True,
+        resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH,
     ),
     "ffbs-multinomial": Method(
         "FFBS\nmultinomial", ("forward", "smoothed"), _ffbs("multinomial"), _classical_stages, learns_likelihood=False
@@ -425,17 +425,27 @@ METHODS: dict[str, Method] = {
         "FFBS\nstratified", ("forward", "smoothed"), _ffbs("stratified"), _classical_stages, learns_likelihood=False
     ),
     "tfs": Method("TFS\nstratified", _ALL, _tfs, _two_filter_stages, learns_likelihood=False),
-    "mdps": Method("MDPS", _ALL, _mdps(), _smoother_stages, resamples_mixture=True),
-    "mdps-union": Method("MDPS\nunion", _ALL, _mdps(proposal="union"), _smoother_stages, resamples_mixture=True),
+    "mdps": Method("MDPS", _ALL, _mdps(), _smoother_stages, resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH),
+    "mdps-union": Method(
+        "MDPS\nunion",
+        _ALL,
+        _mdps(proposal="union"),
+        _smoother_stages,
+        resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH,
+    ),
     "mdps-released": Method(
         "MDPS\nas released",
         _ALL,
         _mdps(proposal="union", density_bandwidths="resampling"),
         _smoother_stages,
-        resamples_mixture=True,
+        resampling_bandwidth=RELEASED_RESAMPLING_BANDWIDTH,
     ),
     "mdps-without-proposal": Method(
-        "MDPS\nwithout 1/q", _ALL, _mdps(divide_by_proposal=False), _smoother_stages, resamples_mixture=True
+        "MDPS\nwithout 1/q",
+        _ALL,
+        _mdps(divide_by_proposal=False),
+        _smoother_stages,
+        resampling_bandwidth=FIRST_RESAMPLING_BANDWIDTH,
     ),
 }
 """In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
