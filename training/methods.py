@@ -451,7 +451,8 @@ METHODS: dict[str, Method] = {
 """In the order of the figure. "mdpf" has two bandwidths, as in the authors' program (called A-MDPF elsewhere);
 "mdpf-shared-bandwidth" resamples from the belief itself. "mdps-union" draws as the authors' program does; "mdps-released"
 also begins to resample as wide as that, and takes m_f and m_b with those bandwidths; "mdps-without-proposal" is an ablation,
-whose weights are not divided by q. "tg-pf-untrained-choice" explains the paper's TG-PF. FFBS and TFS know the true likelihood."""
+whose weights are not divided by q. "tg-pf-untrained-choice" explains the paper's TG-PF. FFBS and TFS know the true
+likelihood."""
 
 
 def stages(c: Any) -> list[Stage]:
