@@ -300,6 +300,27 @@ def test_starts_of_a_row_depend_on_its_seed_alone():
     assert not (shared[0] == shared[1]).any()
 
 
+def test_starts_that_are_refused():
+    poses, seed = random_poses(3), torch.tensor(1)
+    for call, error, words in [
+        (lambda: around(poses[0], 9, 10.0, 4.0, seed), ValueError, r"poses: expected float \(B, 3\), got torch.float32 \(3,\)"),
+        (lambda: around(poses.long(), 9, 10.0, 4.0, seed), ValueError, "poses: expected float .*, got torch.int64"),
+        (lambda: around(poses, 0, 10.0, 4.0, seed), ValueError, "n: expected at least 1, got 0"),
+        (lambda: around(poses, 2.5, 10.0, 4.0, seed), TypeError, "n: expected an int, got 2.5"),
+        (lambda: around(poses, 9, -1.0, 4.0, seed), ValueError, "metres: expected at least 0, got -1.0"),
+        (lambda: around(poses, 9, 10.0, math.nan, seed), ValueError, "concentration: expected at least 0, got nan"),
+        (lambda: around(poses, 9, 10.0, 4.0, torch.tensor([1, 2])), ValueError, r"seed: expected shape .*, got \(2,\)"),
+        (lambda: around(poses, 9, 10.0, 4.0, 1), TypeError, "seed: expected an int64 tensor"),
+        (lambda: anywhere(0, 9, (4.0, 3.0), seed), ValueError, "batch: expected at least 1, got 0"),
+        (lambda: anywhere(3, 0, (4.0, 3.0), seed), ValueError, "n: expected at least 1, got 0"),
+        (lambda: anywhere(3, 9, (4.0,), seed), ValueError, "size: expected 2 finite numbers"),
+        (lambda: anywhere(3, 9, (4.0, -3.0), seed), ValueError, "size: expected at least 0, got -3.0"),
+        (lambda: anywhere(3, 9, (4.0, 3.0), torch.tensor([1, 2])), ValueError, r"seed: expected shape \(\) or \(3,\)"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
+
+
 # ---- Dynamics -----------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +415,23 @@ def test_pose_loss_of_equal_poses():
     views = views._replace(features=torch.zeros_like(views.features))
     loss = pose_loss(make_scene(map, views, grid), random_poses(2, 3), 20, torch.tensor(1.0), 10.0, torch.tensor(0))
     torch.testing.assert_close(loss, torch.full((2, 3), math.log(21)))
+
+
+def test_arguments_that_pose_loss_refuses():
+    scene, truth = make_scene(*random_scene(2, 3)), random_poses(2, 3)
+    good = {"truth": truth, "n": 4, "log_temperature": torch.tensor(1.0), "side": 10.0, "seed": torch.tensor(0)}
+    for change, error, words in [
+        ({"truth": truth[:, 1:]}, ValueError, r"truth: expected shape \(2, 3, 3\), .*, got \(2, 2, 3\)"),
+        ({"n": 0}, ValueError, "n: expected at least 1, got 0"),
+        ({"n": 1.5}, TypeError, "n: expected an int, got 1.5"),
+        ({"log_temperature": torch.zeros(1, 1)}, ValueError, r"log_temperature: expected shape \(\) or \(H,\), got \(1, 1\)"),
+        ({"side": -1.0}, ValueError, "side: expected at least 0, got -1.0"),
+        ({"side": math.inf}, ValueError, "side: expected at least 0, got inf"),
+        ({"first": -1}, ValueError, "first: expected at least 0, got -1"),
+        ({"seed": 3}, TypeError, "seed: expected an int64 tensor"),
+    ]:
+        with pytest.raises(error, match=words):
+            pose_loss(scene, **(good | change))
 
 
 def test_gradients_of_pose_loss():

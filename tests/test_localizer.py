@@ -13,6 +13,7 @@ from test_localization_models import TINY
 from torch.utils.data import default_collate
 
 from mdps.localization import Encoders, Localizer, MapSmoother, OdometryDynamics, localizer, map_pieces, to_batch
+from mdps.localization.batch import _FORMS as FORMS
 from mdps.localization.batch import Batch
 from mdps.maps import Box, Projection, RasterMap
 from mdps.maps.errors import DataError
@@ -369,6 +370,8 @@ def test_arguments_that_are_refused():
         ({"map": (city.classes[0], 2.0)}, r"map: expected classes uint8 \(3, H, W\)"),
         ({"map": (city.classes.astype(float), 2.0)}, r"classes: expected uint8 \(3, H, W\)"),
         ({"map": (city.classes, 0.0)}, "map: expected classes"),
+        ({"map": city.classes}, "map: expected a RasterMap, or classes and pixels per metre, got ndarray"),
+        ({"map": (city.classes, "2 m")}, "map: pixels per metre: expected 1 numbers, got"),
         ({"pose": (1.0, 2.0)}, "pose: expected 3 finite numbers"),
         ({"pose": (1.0, 2.0, np.nan)}, "pose: expected 3 finite numbers"),
         ({"pose": None}, "pose: expected 3"),
@@ -418,6 +421,69 @@ def test_arguments_that_are_refused():
         made.smooth(batch._replace(pixels_per_metre=1.0))
     with pytest.raises(ValueError, match="n_last: expected at least 1"):
         made.smooth(batch, n_last=0)
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("poses", lambda x: x[:, :0], r"poses: expected one sequence or more, of one step or more, got shape \(1, 0, 3\)"),
+        ("poses", lambda x: x[0], r"poses: expected float \(B, T, 3\), got torch.float32 \(6, 3\)"),
+        ("poses", lambda x: x.long(), r"poses: expected float \(B, T, 3\), got torch.int64 \(1, 6, 3\)"),
+        ("poses", lambda x: x * torch.tensor(torch.nan), "poses: expected finite numbers, got nan"),
+        ("poses", lambda x: x + 100.0, r"poses: expected a place on the map, .* or within 30 m of it, got x = 95.0, y = 102.0"),
+        ("images", lambda x: x[0], r"images: expected uint8 \(B, T, 3, H, W\) with B = 1, T = 6, got .* \(6, 3, 16, 16\)"),
+        ("images", lambda x: x.float(), "images: expected uint8 .*, got torch.float32"),
+        ("camera", lambda x: x[:, 1:], r"camera: expected float \(B, T, 4\) with B = 1, T = 6, got torch.float32 \(1, 5, 4\)"),
+        ("camera", lambda x: x * torch.tensor([0.0, 1.0, 1.0, 1.0]), "camera: expected focal lengths .*, got fx = 0.0"),
+        ("camera", lambda x: x * torch.tensor([1e6, 1.0, 1.0, 1.0]), "camera: expected focal lengths .*, got fx = 1600"),
+        ("camera", lambda x: x * torch.tensor([1.0, 1.0, torch.nan, 1.0]), "camera: expected focal .*, cx = nan"),
+        ("classes", lambda x: x[0], r"classes: expected uint8 \(B, 3, S, S'\) with B = 1, got torch.uint8 \(3, 128, 128\)"),
+        ("actions", lambda x: x[..., :2], r"actions: expected float \(B, T, 3\) with B = 1, T = 6, got .* \(1, 6, 2\)"),
+        ("actions", lambda x: x + torch.inf, "actions: expected finite numbers, got inf"),
+        ("observed", lambda x: x.float(), r"observed: expected bool \(B, T\) with B = 1, T = 6, got torch.float32"),
+        ("observed", lambda x: None, r"observed: expected bool \(B, T\), got NoneType"),
+        ("pixels_per_metre", lambda x: float("nan"), "map: expected 2 pixels per metre, as in training, got nan"),
+    ],
+)
+def test_batches_that_are_refused(name, change, words):
+    made, batch = made_localizer(), made_batch()
+    with pytest.raises(ValueError, match=words):
+        made.smooth(batch._replace(**{name: change(getattr(batch, name))}), **FEW)
+
+
+def test_what_is_not_used_may_be_anything():
+    """Where there is no image, and of poses and odometry all but the first, or that."""
+    made, batch = made_localizer(), made_batch()
+    observed = torch.tensor([[True, False, True, True, True, True]])
+    camera, poses, actions = batch.camera.clone(), batch.poses.clone(), batch.actions.clone()
+    camera[0, 1], poses[0, 1:], actions[0, 0] = 0.0, torch.nan, torch.nan
+    plain = batch._replace(observed=observed)
+    odd = plain._replace(camera=camera, poses=poses, actions=actions)
+    want, got = (made.smooth(b, **FEW, n_last=30, seed=SEED).smoothed for b in (plain, odd))
+    assert torch.equal(got.means, want.means) and torch.equal(got.log_weights, want.log_weights)
+
+
+def test_poses_and_odometry_in_double_precision():
+    made, batch = made_localizer(), made_batch()
+    double = batch._replace(poses=batch.poses.double(), actions=batch.actions.double(), camera=batch.camera.double())
+    want, got = (made.smooth(b, **FEW, n_last=30, seed=SEED).smoothed for b in (batch, double))
+    assert torch.equal(got.means, want.means) and torch.equal(got.log_weights, want.log_weights)
+
+
+def test_items_that_are_refused(items):
+    made, item = made_localizer(), items[2]
+    for change, words in [
+        *(({name: None}, f"{name}: expected .*, got NoneType") for name in FORMS),
+        ({"odometry": item["odometry"][1:]}, r"odometry: expected shape \(B, T - 1, 3\) with T = 4, .*, got \(1, 2, 3\)"),
+        ({"image": item["image"][:0]}, r"camera: expected float \(B, T, 4\) with B = 1, T = 0"),
+        ({"camera": item["camera"] * 0}, "camera: expected focal lengths"),
+        ({"uv_pose": item["uv_pose"] + 1e4}, "poses: expected a place on the map"),
+    ]:
+        given = {k: v for k, v in (item | change).items() if v is not None}
+        with pytest.raises(ValueError, match=words):
+            made.smooth(given, **FEW)
+    with pytest.raises(ValueError, match="items: expected what a data set has, a mapping from names to tensors, got int"):
+        made.smooth(3)
 
 
 def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):

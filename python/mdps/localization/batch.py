@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .. import ops
 from ..datasets import kitti
+from ..sequences import whole_number
+from . import inputs
 from .geometry import SPACE
 
 
@@ -37,14 +39,33 @@ class Batch(NamedTuple):
         return Batch(*(x.to(device) if isinstance(x, Tensor) else x for x in self))  # type: ignore[arg-type]
 
 
+_FORMS = {
+    "image": "uint8 B T 3 H W",
+    "camera": "float B T 4",
+    "map": "uint8 B 3 S S'",
+    "uv_pose": "float B T 3",
+    "odometry": "float B T' 3",
+    "observed": "bool B T",
+    "map_origin": "float B 2",
+    "pixels_per_metre": "float B",
+}
+"""Of what collated items have; T' is T - 1."""
+
+
 def to_batch(items: Mapping[str, Any]) -> Batch:
     """Collated items of a data set, or one item (then B = 1), as a batch.
 
     Raises:
-        ValueError: maps of several resolutions.
+        ValueError: maps of several resolutions; what an item has is missing, or of another shape or type.
     """
-    if items["image"].dim() == 4:
+    if not isinstance(items, Mapping):
+        raise ValueError(f"items: expected what a data set has, a mapping from names to tensors, got {type(items).__name__}")
+    if isinstance(items.get("image"), Tensor) and items["image"].dim() == 4:
         items = {k: v.unsqueeze(0) for k, v in items.items() if isinstance(v, Tensor)}
+    sizes = inputs.tensors(items, _FORMS)
+    if sizes["T"] != sizes["T'"] + 1:
+        got = tuple(items["odometry"].shape)
+        raise ValueError(f"odometry: expected shape (B, T - 1, 3) with T = {sizes['T']}, that of image, got {got}")
     scale = items["pixels_per_metre"]
     if (scale != scale[0]).any():
         raise ValueError(f"pixels_per_metre: expected one resolution in a batch, got {scale.unique().tolist()}")
@@ -95,7 +116,13 @@ def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Ten
     Args:
         metres: standard deviation of their Gaussian places, the paper's is 50.
         concentration: kappa of their von Mises headings.
+
+    Raises:
+        TypeError: n or seed. ValueError: another argument, and which.
     """
+    n = whole_number("n", n, 1)
+    inputs.tensors({"poses": poses}, {"poses": "float B 3"})
+    inputs.at_least(0, metres=metres, concentration=concentration)
     place, heading = ops.split_seed(_rows(seed, len(poses)), 2).unbind(-1)
     xy = poses[:, None, :2] + metres * ops.philox_normal(place.contiguous(), (len(poses), n, 2), dtype=poses.dtype)
     kappa = torch.full((len(poses), n), concentration, dtype=poses.dtype, device=poses.device)
@@ -104,9 +131,16 @@ def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Ten
 
 
 def anywhere(batch: int, n: int, size: tuple[float, float], seed: Tensor) -> Tensor:
-    """N particles uniform over a map of this size, East and North in metres, by seed () or (batch,) -> (batch, N, 3)."""
-    half = torch.tensor([size[0] / 2, size[1] / 2, math.pi], dtype=torch.float32, device=seed.device)
-    return (2 * ops.philox_uniform(_rows(seed, batch), (batch, n, 3)) - 1) * half
+    """N particles uniform over a map of this size, East and North in metres, by seed () or (batch,) -> (batch, N, 3).
+
+    Raises:
+        TypeError: batch, n or seed. ValueError: another argument, and which.
+    """
+    batch, n = whole_number("batch", batch, 1), whole_number("n", n, 1)
+    inputs.at_least(0, size=min(inputs.numbers("size", size, 2)))
+    seeds = _rows(seed, batch)
+    half = torch.tensor([size[0] / 2, size[1] / 2, math.pi], dtype=torch.float32, device=seeds.device)
+    return (2 * ops.philox_uniform(seeds, (batch, n, 3)) - 1) * half
 
 
 def _fixed_errors(shifts: Tensor, heading: Tensor) -> Tensor:
@@ -117,4 +151,8 @@ def _fixed_errors(shifts: Tensor, heading: Tensor) -> Tensor:
 
 
 def _rows(seed: Tensor, batch: int) -> Tensor:
-    return ops.split_seed(seed, batch) if seed.dim() == 0 else seed.contiguous()
+    if not isinstance(seed, Tensor) or seed.dim() == 0:
+        return ops.split_seed(seed, batch)
+    if seed.shape != (batch,):
+        raise ValueError(f"seed: expected shape () or ({batch},), got {tuple(seed.shape)}")
+    return seed.contiguous()

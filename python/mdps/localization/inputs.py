@@ -1,20 +1,29 @@
-"""What `Localizer` is given, checked and brought to one form. Each function raises ValueError, naming the argument."""
+"""What `Localizer` and its neighbours are given, checked and brought to one form. Each function raises ValueError, naming the
+argument."""
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ..datasets.camera import Camera
 from ..maps import Box, Projection, RasterMap
 
+if TYPE_CHECKING:
+    from .batch import Batch
+
 
 def raster(map: RasterMap | tuple[NDArray[np.uint8] | Tensor, float]) -> RasterMap:
     """As a map; one of classes and pixels per metre alone has the origin in its middle."""
     if isinstance(map, RasterMap):
         return map
-    classes, scale = map
+    if not isinstance(map, tuple | list) or len(map) != 2:
+        raise ValueError(f"map: expected a RasterMap, or classes and pixels per metre, got {type(map).__name__}")
+    classes, (scale,) = map[0], numbers("map: pixels per metre", [map[1]], 1)
     classes = classes.cpu().numpy() if isinstance(classes, Tensor) else np.asarray(classes)
     if classes.ndim != 3 or 0 in classes.shape or not scale > 0:
         raise ValueError(
@@ -39,11 +48,61 @@ def camera(camera: Camera | ArrayLike | None, pixels: NDArray[np.uint8]) -> Came
         if (camera.width, camera.height) != size:
             raise ValueError(f"camera: expected that of an image of {size} pixels, got {camera.width, camera.height}")
         camera = camera[2:]
-    given = Camera(*size, *numbers("camera", camera, 4))
-    if not given.is_sensible:
-        expected = f"focal lengths that see 1 to 170 degrees of {size[0]} x {size[1]} pixels"
-        raise ValueError(f"camera: expected {expected}, got fx = {given.fx}, fy = {given.fy}, cx = {given.cx}, cy = {given.cy}")
-    return given
+    return sensible(Camera(*size, *numbers("camera", camera, 4)))
+
+
+def sensible(camera: Camera) -> Camera:
+    """The same camera, if an image can be of it."""
+    if not camera.is_sensible:
+        width, height, *numbers = camera
+        expected = f"focal lengths that see 1 to 170 degrees of {width} x {height} pixels"
+        got = ", ".join(f"{name} = {number}" for name, number in zip(camera._fields[2:], numbers))
+        raise ValueError(f"camera: expected {expected}, got {got}")
+    return camera
+
+
+def batch(given: "Batch", size: tuple[int, int], metres: float) -> None:
+    """Check that the parts of a batch fit one another and images of this size (height, width), that what is used of them is
+    finite, and that sequences begin on their maps, or not farther from them than this."""
+    if isinstance(given.poses, Tensor) and 0 in given.poses.shape[:2]:
+        raise ValueError(f"poses: expected one sequence or more, of one step or more, got shape {tuple(given.poses.shape)}")
+    forms = {
+        "poses": "float B T 3",
+        "images": "uint8 B T 3 H W",
+        "camera": "float B T 4",
+        "classes": "uint8 B 3 S S'",
+        "actions": "float B T 3",
+        "observed": "bool B T",
+    }
+    sizes = tensors(given._asdict(), forms)
+    if (sizes["H"], sizes["W"]) != size:
+        raise ValueError(f"sequence: expected images of {size} pixels, as in training, got {sizes['H'], sizes['W']}")
+    for name, used in (("poses", given.poses[:, 0]), ("actions", given.actions[:, 1:])):
+        if not used.isfinite().all():
+            raise ValueError(f"{name}: expected finite numbers, got {used[~used.isfinite()][0].item()}")
+    for camera in given.camera[given.observed].tolist():
+        sensible(Camera(size[1], size[0], *camera))
+    width, height = sizes["S'"] / given.pixels_per_metre, sizes["S"] / given.pixels_per_metre
+    for x, y, _ in given.poses[:, 0].tolist():
+        near_map("poses", x, y, Box.around((0.0, 0.0), (width, height)), metres)
+
+
+def tensors(values: Mapping[str, object], forms: Mapping[str, str]) -> dict[str, int]:
+    """Check that values are tensors of forms such as "float B T 4": a type, and a shape, in which a letter is one number
+    wherever it is; return the numbers."""
+    sizes: dict[str, int] = {}
+    for name, form in forms.items():
+        (kind, *letters), value, known = form.split(), values.get(name), dict(sizes)
+        expected = f"{name}: expected {kind} ({', '.join(letters)})"
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{expected}, got {type(value).__name__}")
+        sizes = dict(zip(letters, value.shape)) | known
+        wanted = [int(x) if x.isdigit() else sizes.get(x) for x in letters]
+        is_kind = value.is_floating_point() if kind == "float" else value.dtype == getattr(torch, kind)
+        if list(value.shape) != wanted or not is_kind:
+            told = "".join(f", {x} = {known[x]}" for x in letters if x in known and not x.isdigit()).replace(",", " with", 1)
+            raise ValueError(f"{expected}{told}, got {value.dtype} {tuple(value.shape)}")
+    return sizes
 
 
 def numbers(name: str, value: ArrayLike | None, n: int) -> list[float]:

@@ -281,22 +281,21 @@ class Localizer:
 
         Raises:
             TypeError: seed, n_first, n_last. ValueError: maps of another resolution, or images of another format, than those of
-                training; another argument.
+                training; what is missing, of another shape, or not finite where it is used; another argument.
         """
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
         n_first, n_last = whole_number("n_first", n_first, 1), whole_number("n_last", n_last, 1)
         batch = sequence if isinstance(sequence, Batch) else to_batch(sequence)
         self._check_resolution(batch.pixels_per_metre)
-        if batch.images.shape[-2:] != (self.image.height, self.image.width):
-            expected, got = (self.image.height, self.image.width), tuple(batch.images.shape[-2:])
-            raise ValueError(f"sequence: expected images of {expected} pixels, as in training, got {got}")
+        inputs.batch(batch, (self.image.height, self.image.width), 3 * metres)
         places, ends, run = self._seeds(seed)
-        batch = batch.to(run.device)
-        scene = self.model.observe(batch.images, batch.camera, batch.classes, batch.pixels_per_metre, chunk=_AT_ONCE)
+        batch, dtype = batch.to(run.device), self._dtype
+        poses, actions, camera = (x.to(dtype) for x in (batch.poses, batch.actions, batch.camera))
+        scene = self.model.observe(batch.images, camera, batch.classes, batch.pixels_per_metre, chunk=_AT_ONCE)
         width, height = (batch.classes.size(i) / batch.pixels_per_metre for i in (-1, -2))
-        initial = around(batch.poses[:, 0], n_first, metres, heading_concentration, places)
-        final = anywhere(len(batch.poses), n_last, (width, height), ends)
-        beliefs = self.model(scene, initial, final, batch.actions, batch.observed, run)
+        initial = around(poses[:, 0], n_first, metres, heading_concentration, places)
+        final = anywhere(len(poses), n_last, (width, height), ends).to(dtype)
+        beliefs = self.model(scene, initial, final, actions, batch.observed, run)
         if isinstance(sequence, Batch):
             return beliefs
         half = 0.5 / batch.pixels_per_metre  # of a pixel
@@ -342,7 +341,7 @@ class Localizer:
     def _check_resolution(self, pixels_per_metre: float) -> None:
         sizes = self.model.encoders.sizes
         expected = sizes.map_stride / sizes.grid.cell
-        if abs(pixels_per_metre / expected - 1) > 1e-6:
+        if not abs(pixels_per_metre / expected - 1) <= 1e-6:
             raise ValueError(f"map: expected {expected:g} pixels per metre, as in training, got {pixels_per_metre:g}")
 
     @property

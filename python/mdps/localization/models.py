@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..networks import ParticleNetwork
+from ..sequences import whole_number
+from . import inputs
 from .geometry import BirdsEyeView, Grid, MapFeatures
 
 MINIMUM_WEIGHT = 1e-8
@@ -97,8 +99,17 @@ def pose_loss(
 
     Returns:
         (B, T), in nats: log(n + 1) if all are equally likely.
+
+    Raises:
+        TypeError: n, first or seed. ValueError: another argument, and which.
     """
-    B, T, _ = truth.shape
+    n, first, codes = whole_number("n", n, 1), whole_number("first", first, 0), scene.codes()
+    B, T = codes.shape
+    if truth.shape != (B, T, 3):
+        raise ValueError(f"truth: expected shape {(B, T, 3)}, of a pose for each view of the scene, got {tuple(truth.shape)}")
+    if log_temperature.dim() > 1:
+        raise ValueError(f"log_temperature: expected shape () or (H,), got {tuple(log_temperature.shape)}")
+    inputs.at_least(0, side=side)
     true, (near_seed, far_seed) = truth.reshape(B * T, 1, 3), ops.split_seed(seed, 2).unbind()
     before, rows = first * T, (first + B) * T
     near = true + truth.new_tensor(NEAR) * ops.philox_normal(near_seed, (rows, 1, 3), dtype=truth.dtype)[before:]
@@ -106,7 +117,7 @@ def pose_loss(
     reach = truth.new_tensor([[side / 2 + 32, side / 2 + 32, math.pi], [16.0, 16.0, math.pi]])
     around = (torch.arange(n, device=truth.device) * 2 >= n).long()  # half 0, half 1
     others = apart * reach[around] + true * around.unsqueeze(-1)
-    scores = scene.scores(torch.cat([near, others], 1), scene.codes().flatten())
+    scores = scene.scores(torch.cat([near, others], 1), codes.flatten())
     logits = log_temperature.exp().view(-1, 1, 1) * scores
     return -logits.log_softmax(-1)[..., 0].mean(0).view(B, T)
 
