@@ -258,7 +258,7 @@ def test_clouds_lie_where_the_belief_is(panel):
     """On a map that is void, the red pixels' centroid is the mixture's mean."""
     void = panels.RasterMap(np.zeros_like(panel.map.classes), 2.0, panel.map.box, panel.map.projection)
     bare = panels.Panel(**{**vars(panel), "map": void})
-    figure = panels.draw_panel(bare)
+    figure = panels.draw_panel(bare, particles=False)
     axes = np.array(figure.axes).reshape(3, 3)
     for row in axes[1:]:
         for ax in row:
@@ -272,7 +272,7 @@ def test_clouds_lie_where_the_belief_is(panel):
 
 
 def test_arrows_begin_at_poses_and_have_their_headings(panel):
-    figure = panels.draw_panel(panel)
+    figure = panels.draw_panel(panel, particles=False)
     axes = np.array(figure.axes).reshape(3, 3)
     length = 0.12 * max(panel.map.box.size)
     truth, modes = axes[1, 1].collections
@@ -291,26 +291,87 @@ def test_a_narrow_kernel_is_not_lost_between_cells(panel):
                      torch.tensor([1e-3, 1e-3, 0.1]), SPACE)  # fmt: skip
     void = panels.RasterMap(np.zeros_like(panel.map.classes), 2.0, panel.map.box, panel.map.projection)
     modes = {"forward": torch.full((3, 3, 3), math.nan)}
-    figure = panels.draw_panel(panels.Panel(**{**vars(panel), "map": void, "beliefs": {"forward": narrow}, "modes": modes}))
+    made = panels.Panel(**{**vars(panel), "map": void, "beliefs": {"forward": narrow}, "modes": modes})
+    figure = panels.draw_panel(made, particles=False)
     assert seen_at(figure, figure.axes[3], red(pixels(figure))) == pytest.approx([0, 30], abs=0.7)
     plt.close(figure)
 
 
-@pytest.mark.parametrize("particles", [[], ["--particles"]])
-def test_a_picture_from_a_file(panel, tmp_path, particles):
-    panels.save_panel(panel, tmp_path / "panel.npz")
-    panels.main([str(tmp_path / "panel.npz"), str(tmp_path / "panel.png"), *particles])
-    assert cv2.imread(str(tmp_path / "panel.png")).shape[1] > 800
+def test_particles_with_weight_are_drawn(panel):
+    """Unless they are not asked for; what fills a belief up to the number of another step's has no weight."""
+    filled = panel.beliefs["smoothed"]
+    filled = Mixture(filled.means, filled.log_weights.clone(), filled.bandwidths, SPACE)
+    filled.log_weights[1, 2] = -torch.inf
+    made = panels.Panel(**{**vars(panel), "beliefs": panel.beliefs | {"smoothed": filled}})
+    for wanted in (True, False):
+        figure = panels.draw_panel(made, **({} if wanted else {"particles": False}))
+        axes = np.array(figure.axes).reshape(3, 3)
+        drawn = [[line.get_xydata().tolist() for line in ax.lines if line.get_marker() == "."] for ax in axes[2, :2]]
+        two = [[20.0, -20.0], [40.0, 20.0]]
+        assert drawn == ([[[*two, [500.0, 0.0]]], [two]] if wanted else [[], []])
+        assert ("particles" in {text.get_text() for text in figure.legends[0].texts}) == wanted
+        plt.close(figure)
+
+
+def test_a_picture_has_some_of_the_steps(panel):
+    two = panels.thin(panel, 2)
+    assert two.steps == (4, 7) and two.images == panel.images[1:]
+    for name, belief in panel.beliefs.items():
+        assert torch.equal(two.beliefs[name].means, belief.means[1:]) and two.modes[name].shape == (2, 3, 3)
+    assert panels.thin(panel, 9).steps == panel.steps
+    assert {*panels.evenly(100, panels.COLUMNS)} <= {*panels.evenly(100, panels.FRAMES)}
+
+
+def test_a_film_of_a_long_sequence_is_kept_below_a_megabyte(tmp_path):
+    """100 steps, 250, 250 and 500 particles, images that compress badly."""
+    n_steps, g = 100, torch.Generator().manual_seed(0)
+    beliefs = {
+        name: Mixture(30 * torch.randn(n_steps, n, 3, generator=g), torch.randn(n_steps, n, generator=g), torch.ones(3), SPACE)
+        for name, n in (("forward", 250), ("backward", 250), ("smoothed", 500))
+    }
+    images = torch.randint(0, 256, (n_steps, 3, 16, 16), generator=g).repeat_interleave(16, 2).repeat_interleave(16, 3).byte()
+    steps = panels.evenly(n_steps, panels.FRAMES)
+    assert len(steps) == 50
+    truth = torch.linspace(-100, 100, n_steps)[:, None] * torch.tensor([1.0, 0.5, 0.0])
+    classes = torch.zeros(3, 600, 600, dtype=torch.uint8)
+    panels.save_panel(panels.make_panel("long", classes, 2.0, truth, images, beliefs, steps), tmp_path / "long.npz")
+    assert (tmp_path / "long.npz").stat().st_size < 1_000_000
+
+
+def width_of(path, tmp_path, *options):
+    panels.main([str(path), str(tmp_path / "panel.png"), *options])
+    return cv2.imread(str(tmp_path / "panel.png")).shape[1]
+
+
+def test_a_picture_from_a_file(panel, tmp_path):
+    path = tmp_path / "panel.npz"
+    panels.save_panel(panel, path)
+    assert width_of(path, tmp_path) > 800
+    with_particles = (tmp_path / "panel.png").read_bytes()
+    width_of(path, tmp_path, "--particles")
+    assert (tmp_path / "panel.png").read_bytes() == with_particles
+    width_of(path, tmp_path, "--no-particles")
+    assert (tmp_path / "panel.png").read_bytes() != with_particles
+    assert width_of(path, tmp_path, "--steps", "2") < 0.75 * width_of(path, tmp_path, "--steps", "3")
+
+
+def frames_of(path):
+    film, frames = cv2.VideoCapture(str(path)), []
+    while (read := film.read())[0]:
+        frames.append(read[1])
+    return frames
 
 
 def test_a_film_from_a_file(panel, tmp_path):
+    """A frame for each step of the file, with particles or without, that a picture has some of."""
     panels.save_panel(panel, tmp_path / "panel.npz")
-    panels.main([str(tmp_path / "panel.npz"), str(tmp_path / "film.mp4")])
-    film = cv2.VideoCapture(str(tmp_path / "film.mp4"))
-    frames = []
-    while (read := film.read())[0]:
-        frames.append(read[1])
-    assert len(frames) == 3 and frames[0].shape[1] == 900
+    films = {}
+    for option in ("--particles", "--no-particles"):
+        panels.main([str(tmp_path / "panel.npz"), str(tmp_path / "film.mp4"), option, "--steps", "1"])
+        films[option] = frames_of(tmp_path / "film.mp4")
+    frames, bare = films.values()
+    assert len(frames) == len(bare) == 3 and frames[0].shape[1] == 900
+    assert np.abs(frames[0].astype(int) - bare[0]).max() > 60  # a dot, and its name
     left = frames[0][100:200, 60:240].reshape(-1, 3).mean(0)  # blue, green, red: the image
     assert left == pytest.approx([0, 0, 200], abs=40)
 
@@ -327,6 +388,9 @@ def test_files_that_are_no_panels(panel, tmp_path, capsys):
     with pytest.raises(SystemExit):
         panels.main([str(tmp_path / "panel.npz"), str(tmp_path / "a.gif")])
     assert "expected a file .png or .mp4" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        panels.main([str(tmp_path / "panel.npz"), str(tmp_path / "a.png"), "--steps", "0"])
+    assert "--steps: expected at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["none/a.png", "none/a.mp4", "folder.png"])

@@ -22,8 +22,10 @@ from small_scenes import make_mapillary
 # isort: split
 import localization
 import localization_demo
+import localization_dynamics
 import localization_figures
 import localization_methods
+import localization_panels
 import staged
 import sweep
 from localization_methods import METHODS, stages
@@ -155,8 +157,11 @@ def test_smoother_and_search_start_from_encoders(scenes, tmp_path, capsys):
 def test_results_are_drawn(finished):
     """Figures, panels, films and the learned dynamics of an evaluation."""
     assert localization.main(["evaluate", str(finished / "run"), "--n-test", "1"]) == 0
-    drawn = {p.name for p in (finished / "run/evaluations/n_test_1").iterdir()}
+    folder = finished / "run/evaluations/n_test_1"
+    drawn = {p.name for p in folder.iterdir()}
     assert {"table.md", "recall_jointly.png", "sequence_000.png", "sequence_000.mp4", "dynamics.png"} <= drawn
+    panel = localization_panels.load_panel(folder / "sequence_000.npz")  # the film is drawn from what is kept
+    assert panel.steps == tuple(range(4))
 
 
 @pytest.mark.parametrize("layout", ["mgl", "kitti"])
@@ -347,8 +352,9 @@ def test_ablation_has_a_result_for_each_number_of_particles(finished, tmp_path, 
     assert localization.main(["ablation", str(tmp_path)]) == 2
 
 
-def test_committed_results_are_drawn(tmp_path):
-    """The figures of what was measured, from the files in the repository, and the table that README has."""
+def test_committed_results_are_drawn(tmp_path, monkeypatch):
+    """The figures of what was measured, from the files in the repository, all of them, and the table that README has."""
+    monkeypatch.setitem(localization_figures.STYLE, "savefig.dpi", 40)
     demo = Path(localization.__file__).parent / "results/localization/demo"
     text = localization_figures.recall_table(localization_figures.load_results(demo))
     assert "| MDPS " in text and "chance" in text
@@ -361,7 +367,14 @@ def test_committed_results_are_drawn(tmp_path):
             assert row.search(readme), (result.method, row.pattern)
     numbers = localization_figures.load_results(demo / "ablation")
     assert [r.particles for r in numbers] == [50, 100, 250, 500]
-    localization_figures.save_figures({"particles": localization_figures.ablation(numbers)}, tmp_path)
+    localization_figures.main([str(demo), "--out", str(tmp_path)])
+    localization_figures.main([str(demo / "ablation"), "--ablation", "--out", str(tmp_path)])
+    for path in sorted((demo / "panels").glob("sequence_*.npz")):
+        localization_panels.main([str(path), str(tmp_path / f"{path.stem}.png")])
+    localization_panels.main([str(path), str(tmp_path / "film.mp4")])
+    localization_dynamics.main([str(demo / "panels/dynamics.npz"), str(tmp_path / "dynamics.png")])
+    names = {"recall_jointly", "error_over_time", "particles", "sequence_000", "sequence_020", "sequence_040", "dynamics"}
+    assert names <= {path.stem for path in tmp_path.glob("*.png")} and (tmp_path / "film.mp4").stat().st_size > 10_000
 
 
 def test_errors_of_flags_and_of_evaluate(tmp_path, capsys):

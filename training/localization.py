@@ -375,11 +375,10 @@ def _draw_trajectories(model: SmootherExperiment, data: Data, folder: Path, n: i
         beliefs = {k: staged.on_cpu(Mixture(b.means[0], b.log_weights[0], b.bandwidths, SPACE)) for k, b in found.items()}
         T = len(batch.poses[0])
         sequence = batch.classes[0], batch.pixels_per_metre, batch.poses[0], batch.images[0], beliefs
-        panel = panels.make_panel(test[i]["name"], *sequence, panels.evenly(T, 5), batch.observed[0])
+        panel = panels.make_panel(test[i]["name"], *sequence, panels.evenly(T, panels.FRAMES), batch.observed[0])
         panels.save_panel(panel, folder / f"sequence_{i:03d}.npz")
-        figures.save_figures({f"sequence_{i:03d}": panels.draw_panel(panel)}, folder)
-        film = panels.make_panel(test[i]["name"], *sequence, range(T), batch.observed[0])
-        panels.draw_film(film, folder / f"sequence_{i:03d}.mp4")
+        figures.save_figures({f"sequence_{i:03d}": panels.draw_panel(panels.thin(panel, panels.COLUMNS))}, folder)
+        panels.draw_film(panel, folder / f"sequence_{i:03d}.mp4")
     move = model.cpu().model.smoother.forward_filter.dynamics
     spread = dynamics.spread(move, move.noise_size, STEPS, data.source.noise, torch.Generator().manual_seed(0))
     dynamics.save_dynamics(spread, folder / "dynamics.npz")

@@ -1,19 +1,19 @@
 """Trajectories on a map as the beliefs see them, as a picture or a film.
 
-    python training/localization_panels.py FILE.npz OUT.png|OUT.mp4 [--particles]
+    python training/localization_panels.py FILE.npz OUT.png|OUT.mp4 [--steps 5] [--no-particles]
 
 Everything is drawn from a small file that can be committed (`save_panel`): .npz without pickle. Poses are numbers of
 `localization_scene.to_integers`, log-weights float16, images JPEGs, the map's classes as they are. The frame is that of
 `mdps.localization.geometry`.
 
 Source: the paper's figures of example trajectories. Cost: 1 to 2 s a picture, 0.2 s for each frame of
-a film; in a file 15 kB for each step of beliefs that have 1000 particles together.
+a film; in a file 15 kB for each step of beliefs that have 1000 particles together, of `FRAMES` steps less than a megabyte.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ TITLES = {"forward": "forward filter", "backward": "backward filter", "smoothed"
 MARGIN = 60.0
 """Metres of map around the track; filters begin with particles this far off."""
 IMAGE_HEIGHT = 128
+FRAMES = 50
+"""Steps at most of a file that a film is drawn from."""
+COLUMNS = 5
+"""Steps at most of a picture."""
+PARTICLE = "#550000"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +94,7 @@ def make_panel(
         classes: of the map, uint8 (3, H, W); the frame's origin is its middle.
         truth: (T, 3). images: uint8 (T, 3, h, w). observed: bool (T); False: there is no image.
         beliefs: over poses, batch shape (T), by the names of the rows, such as those of `TITLES`.
-        steps: which of the T become columns, or frames of a film: `evenly(T, 5)`, `range(T)`.
+        steps: which of the T become columns, or frames of a film: `evenly(T, FRAMES)`, `range(T)`.
 
     Raises:
         ValueError: batch shapes, or images that are not uint8.
@@ -103,13 +108,7 @@ def make_panel(
     height, width = classes.shape[1:]
     half = np.array([width, height]) / 2 / pixels_per_metre
     whole = RasterMap(classes.cpu().numpy(), pixels_per_metre, Box(*-half, *half), Projection(0, 0))
-    index = torch.as_tensor(steps)
-    at = {
-        name: Mixture(
-            b.means[index], b.log_weights[index], b.bandwidths if b.bandwidths.dim() == 1 else b.bandwidths[index], SPACE
-        )
-        for name, b in ((name, _plain(belief)) for name, belief in beliefs.items())
-    }
+    at = {name: _at_steps(_plain(belief), steps) for name, belief in beliefs.items()}
     modes = {}
     for name, belief in at.items():
         poses, log_densities = errors.top_poses(belief, 3)
@@ -117,6 +116,14 @@ def make_panel(
     jpegs = tuple(b"" if observed is not None and not observed[t] else _encode(images[t].cpu().numpy()) for t in steps)
     truth = truth.detach().cpu().float()
     return Panel(title, whole.query(_region(truth.numpy(), half)), truth, tuple(steps), jpegs, at, modes)
+
+
+def thin(panel: Panel, n: int) -> Panel:
+    """The panel with n of its steps (all, where there are fewer), the same distance apart, the last among them."""
+    kept = evenly(len(panel.steps), n)
+    steps, images = (tuple(x[k] for k in kept) for x in (panel.steps, panel.images))
+    beliefs = {name: _at_steps(belief, kept) for name, belief in panel.beliefs.items()}
+    return replace(panel, steps=steps, images=images, beliefs=beliefs, modes={k: m[kept] for k, m in panel.modes.items()})
 
 
 def save_panel(panel: Panel, path: Path) -> None:
@@ -159,11 +166,11 @@ def load_panel(path: Path) -> Panel:
     return Panel(about["title"], raster, to_poses(arrays["truth"]), tuple(about["steps"]), images, beliefs, modes)
 
 
-def draw_panel(panel: Panel, *, particles: bool = False) -> Any:
+def draw_panel(panel: Panel, *, particles: bool = True) -> Any:
     """The panel as a figure: images above, a row for each belief, a column for each step.
 
     Args:
-        particles: also draw them, as dots.
+        particles: draw them too, as dots.
     """
     columns, (width, height) = len(panel.steps), panel.map.box.size
     rows = [0.75, *[height / width] * len(panel.beliefs)]
@@ -182,19 +189,26 @@ def draw_panel(panel: Panel, *, particles: bool = False) -> Any:
     return figure
 
 
-def draw_film(panel: Panel, out: Path) -> None:
-    """The panel as an .mp4, a frame for each of its steps: the image, and the beliefs side by side."""
+def draw_film(panel: Panel, out: Path, *, particles: bool = True) -> None:
+    """The panel as an .mp4, a frame for each of its steps: the image, and the beliefs side by side; particles as dots."""
     n, (width, height) = len(panel.beliefs), panel.map.box.size
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(3.0 * (n + 1), 3.0 * height / width + 0.6), dpi=100)
         axes = figure.subplots(1, n + 1)
-        figure.legend(handles=_handles(False), loc="outside lower center", ncols=4, handlelength=1.5)
-        write_film(figure, _film_frames(figure, axes, panel), out)
+        figure.legend(handles=_handles(particles), loc="outside lower center", ncols=5, handlelength=1.5)
+        write_film(figure, _film_frames(figure, axes, panel, particles), out)
         plt.close(figure)
 
 
 def _plain(belief: Mixture) -> Mixture:
     return Mixture(*(x.detach().cpu().float() for x in (belief.means, belief.log_weights, belief.bandwidths)), SPACE)
+
+
+def _at_steps(belief: Mixture, steps: Sequence[int]) -> Mixture:
+    """Of beliefs of batch shape (K), some."""
+    index = torch.as_tensor(steps)
+    bandwidths = belief.bandwidths if belief.bandwidths.dim() == 1 else belief.bandwidths[index]
+    return Mixture(belief.means[index], belief.log_weights[index], bandwidths, SPACE)
 
 
 def _region(truth: np.ndarray, half: np.ndarray) -> Box:
@@ -212,14 +226,14 @@ def _encode(image: np.ndarray) -> bytes:
     return bytes(cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
 
 
-def _film_frames(figure: Any, axes: Any, panel: Panel) -> Iterator[np.ndarray]:
+def _film_frames(figure: Any, axes: Any, panel: Panel, particles: bool) -> Iterator[np.ndarray]:
     for k, t in enumerate(panel.steps):
         for ax in axes:
             ax.clear()
         _draw_image(axes[0], panel.images[k])
         axes[0].set_title(f"step {t + 1} of {len(panel.truth)}")
         for ax, name in zip(axes[1:], panel.beliefs):
-            _draw_belief(ax, panel, name, k, particles=False)
+            _draw_belief(ax, panel, name, k, particles)
             ax.set_title(TITLES.get(name, name))
         figure.canvas.draw()
         yield np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
@@ -241,7 +255,8 @@ def _draw_belief(ax: Any, panel: Panel, name: str, k: int, particles: bool) -> N
     draw_map(ax, panel.map)
     draw_cloud(ax, Mixture(belief.means[k], belief.log_weights[k], bandwidths, SPACE), box)
     if particles:
-        ax.plot(*belief.means[k, :, :2].T.numpy(), ".", color="#550000", ms=1.0, mew=0, zorder=3)
+        there = belief.log_weights[k] > -torch.inf  # beliefs of fewer particles than another step's are filled up
+        ax.plot(*belief.means[k, there, :2].T.numpy(), ".", color=PARTICLE, ms=1.0, mew=0, zorder=3)
     ax.plot(*panel.truth[: t + 1, :2].T.numpy(), color="black", lw=1.2, zorder=4)
     length = 0.12 * max(box.size)
     draw_arrows(ax, panel.truth[t : t + 1], "black", length, 0.02, 5)
@@ -256,7 +271,7 @@ def _draw_belief(ax: Any, panel: Panel, name: str, k: int, particles: bool) -> N
 def _handles(particles: bool) -> list[Any]:
     handles = [arrow_handle("black", "true pose"), plt.Line2D([], [], color="black", lw=1.2, label="true path so far")]
     handles += [cloud_handle("density of the position"), arrow_handle(MODE, "three highest modes")]
-    dots = plt.Line2D([], [], color="#550000", marker=".", ls="", ms=3, mew=0, label="particles")
+    dots = plt.Line2D([], [], color=PARTICLE, marker=".", ls="", ms=5, mew=0, label="particles")
     return handles + ([dots] if particles else [])
 
 
@@ -264,18 +279,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draw a file of a panel."""
     parser = argparse.ArgumentParser(description="Trajectories on a map, from the file of a panel.")
     parser.add_argument("file", type=Path, help=".npz of a panel")
-    parser.add_argument("out", type=Path, help=".png: a picture of all its steps; .mp4: a film of them")
-    parser.add_argument("--particles", action="store_true", help="draw particles too, in a picture")
+    parser.add_argument("out", type=Path, help=".png: a picture of some of its steps; .mp4: a film of all")
+    parser.add_argument("--steps", type=int, metavar="INT", default=COLUMNS, help=f"of a picture, at most [{COLUMNS}]")
+    parser.add_argument(
+        "--particles", action=argparse.BooleanOptionalAction, default=True, help="draw particles too, as dots [yes]"
+    )
     given = parser.parse_args(arguments)
     try:
         if not given.out.parent.is_dir():
             raise ValueError(f"{given.out}: expected a file in a folder that is there")
+        if given.steps < 1:
+            raise ValueError(f"--steps: expected at least 1, got {given.steps}")
         panel = load_panel(given.file)
         if given.out.suffix.lower() == ".mp4":
-            draw_film(panel, given.out)
+            draw_film(panel, given.out, particles=given.particles)
         elif given.out.suffix.lower() == ".png":
             with plt.rc_context(STYLE):
-                draw_panel(panel, particles=given.particles).savefig(given.out)
+                draw_panel(thin(panel, given.steps), particles=given.particles).savefig(given.out)
         else:
             raise ValueError(f"{given.out}: expected a file .png or .mp4")
     except (ValueError, OSError) as error:
