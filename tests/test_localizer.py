@@ -113,6 +113,100 @@ def test_the_first_pose_alone_is_used():
     assert torch.equal(*(made.smooth(b, **FEW, n_last=30, seed=SEED).smoothed.means for b in (batch, other)))
 
 
+# ---- Several cameras ----------------------------------------------------------------------------------------------------
+
+MOUNTS = torch.tensor([[1.0, 0.5, 0.3], [-1.5, -0.5, -2.0]])
+
+
+def two_cameras(batch):
+    """The batch as what two cameras see, the second one other things."""
+    images = torch.stack([batch.images, batch.images.flip(1, 3)], 2)
+    camera = torch.stack([batch.camera, batch.camera * torch.tensor([1.25, 1.25, 1.0, 1.0])], 2)
+    return batch._replace(images=images, camera=camera, mounts=MOUNTS)
+
+
+def test_step_by_step_with_two_cameras_is_the_forward_filter():
+    made, batch = made_localizer(), two_cameras(made_batch())
+    observed = torch.tensor([True, True, False, True, True, True])
+    whole = made.smooth(batch._replace(observed=observed[None]), **FEW, n_last=30, seed=SEED).forward.posterior
+    made.start((batch.classes[0], 2.0), batch.poses[0, 0], **FEW, mounts=MOUNTS, seed=SEED)
+    for t, belief in enumerate(steps(made, batch, observed=observed)):
+        assert_alike(belief, type(whole)(whole.means[0, t], whole.log_weights[0, t], whole.bandwidths, whole.space))
+        assert ((belief.log_weights.max() - belief.log_weights.min()) > 1) == observed[t]
+
+
+def test_scores_of_cameras_add_up():
+    made, batch = made_localizer(temperature=20.0), two_cameras(made_batch())
+    images, camera = batch.images[0, 0], batch.camera[0, 0]
+
+    def log_weights(*seen):
+        made.start((batch.classes[0], 2.0), batch.poses[0, 0], **FEW, mounts=MOUNTS.tolist(), seed=SEED)
+        return made.step(seen, camera).log_weights
+
+    both, first, second = log_weights(*images), log_weights(images[0], None), log_weights(None, images[1].numpy())
+    off = both - first - second
+    torch.testing.assert_close(off, off.mean().expand(len(off)), rtol=0, atol=1e-4)
+    for alone in (first, second):
+        assert alone.std() > 0.1
+    nothing = log_weights(None, None)
+    torch.testing.assert_close(nothing, nothing.mean().expand(len(nothing)))
+
+
+def test_one_camera_at_the_pose_is_a_camera_without_mounts():
+    made, batch = made_localizer(), made_batch()
+    made.start((batch.classes[0], 2.0), batch.poses[0, 0], **FEW, seed=SEED)
+    want = steps(made, batch)
+    made.start((batch.classes[0], 2.0), batch.poses[0, 0], **FEW, mounts=np.zeros((1, 3)), seed=SEED)
+    one = batch._replace(images=batch.images.unsqueeze(2), camera=batch.camera.unsqueeze(2))
+    for belief, alone in zip(steps(made, one), want):
+        assert_alike(belief, alone)
+
+
+def test_pieces_hold_what_far_cameras_see(monkeypatch):
+    """Cameras 60 m from the pose: the same beliefs as with all of the map at once."""
+    made, batch = made_localizer(temperature=20.0), two_cameras(made_batch(T=8))
+    batch = batch._replace(actions=torch.tensor([[[6.0, 1.0, 0.02]]]).expand(1, 8, 3))
+    beliefs = []
+    for margin in (0.0, 1000.0):
+        monkeypatch.setattr(map_pieces, "MARGIN", margin + 30.0)
+        made.start(made_map(400), (-60.0, 20.0, 0.4), **FEW, mounts=[(60.0, 0.0, 0.0), (0.0, -60.0, 1.0)], seed=SEED)
+        beliefs.append(steps(made, batch))
+    for belief, want in zip(*beliefs):
+        assert_alike(belief, want)
+
+
+def test_cameras_that_are_refused():
+    made, batch = made_localizer(), two_cameras(made_batch())
+    city, seen = (batch.classes[0], 2.0), (batch.images[0, 0], batch.camera[0, 0])
+    for mounts, words in [
+        (3.0, "mounts: expected rows of 3 numbers, got 3.0"),
+        ([], r"mounts: expected rows of 3 numbers, got \[\]"),
+        (MOUNTS[0], r"mounts\[0\]: expected 3 finite numbers, got 1.0"),
+        (MOUNTS * torch.nan, r"mounts\[0\]: expected 3 finite numbers"),
+        (MOUNTS[:, :2], r"mounts\[0\]: expected 3 finite numbers"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            made.start(city, batch.poses[0, 0], **FEW, mounts=mounts)
+    made.start(city, batch.poses[0, 0], **FEW, mounts=MOUNTS)
+    for given, words in [
+        ((seen[0][:1], seen[1]), "image: expected 2 of them, as there are mounts, got 1"),
+        ((seen[0], seen[1][:1]), "camera: expected 2 of them, as there are mounts, got 1"),
+        ((seen[0], None), "camera: expected 2 of them, as there are mounts, got NoneType"),
+        ((seen[0], seen[1] * 0), "camera: expected focal lengths"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            made.step(*given)
+    for change, words in [
+        ({"mounts": None}, r"images: expected uint8 \(B, T, 3, H, W\)"),
+        ({"mounts": MOUNTS[:1]}, r"mounts: expected float \(V, 3\) with V = 2, got torch.float32 \(1, 3\)"),
+        ({"mounts": MOUNTS * torch.nan}, "mounts: expected finite numbers, got nan"),
+        ({"camera": batch.camera[:, :, 0]}, r"camera: expected float \(B, T, V, 4\) with B = 1, T = 6, V = 2"),
+        ({"camera": batch.camera * 0}, "camera: expected focal lengths"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            made.smooth(batch._replace(**change), **FEW)
+
+
 # ---- Frames and pieces --------------------------------------------------------------------------------------------------
 
 

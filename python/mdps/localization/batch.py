@@ -18,9 +18,9 @@ class Batch(NamedTuple):
     """B sequences of T frames. Poses are x East, y North [m], heading [rad]: `mdps.localization.geometry`."""
 
     images: Tensor
-    """uint8 (B, T, 3, H, W)."""
+    """uint8 (B, T, 3, H, W), or with mounts (B, T, V, 3, H, W)."""
     camera: Tensor
-    """(B, T, 4): fx, fy, cx, cy in pixels."""
+    """(B, T, 4): fx, fy, cx, cy in pixels, or with mounts (B, T, V, 4)."""
     classes: Tensor
     """uint8 (B, 3, S, S): areas, ways and nodes of the map."""
     pixels_per_metre: float
@@ -33,6 +33,9 @@ class Batch(NamedTuple):
     """bool (B, T): False where there is no image."""
     errors: Tensor | None = None
     """(B, T, 3): KITTI's fixed errors of a first guess of each pose, East, North [m] and turn [rad]; None: there are none."""
+    mounts: Tensor | None = None
+    """(V, 3): where V cameras sit, metres ahead and to the left of the pose, and radians to the left that each looks; None: one
+    camera, at the pose."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on a device."""
@@ -50,32 +53,42 @@ _FORMS = {
     "pixels_per_metre": "float B",
 }
 """Of what collated items have; T' is T - 1."""
+_SEVERAL = {"image": "uint8 B T V 3 H W", "camera": "float B T V 4", "mounts": "float B V 3"}
+"""Where there are several cameras."""
 
 
 def to_batch(items: Mapping[str, Any]) -> Batch:
     """Collated items of a data set, or one item (then B = 1), as a batch.
 
     Raises:
-        ValueError: maps of several resolutions; what an item has is missing, or of another shape or type.
+        ValueError: maps of several resolutions, or cameras in several places; what an item has is missing, or of another shape
+            or type.
     """
     if not isinstance(items, Mapping):
         raise ValueError(f"items: expected what a data set has, a mapping from names to tensors, got {type(items).__name__}")
-    if isinstance(items.get("image"), Tensor) and items["image"].dim() == 4:
+    for name in _FORMS:
+        if not isinstance(items.get(name), Tensor):
+            raise ValueError(f"{name}: expected a tensor in items, got {type(items.get(name)).__name__}")
+    if items["pixels_per_metre"].dim() == 0:
         items = {k: v.unsqueeze(0) for k, v in items.items() if isinstance(v, Tensor)}
-    sizes = inputs.tensors(items, _FORMS)
+    sizes = inputs.tensors(items, _FORMS | (_SEVERAL if "mounts" in items else {}))
     if sizes["T"] != sizes["T'"] + 1:
         got = tuple(items["odometry"].shape)
         raise ValueError(f"odometry: expected shape (B, T - 1, 3) with T = {sizes['T']}, that of image, got {got}")
     scale = items["pixels_per_metre"]
     if (scale != scale[0]).any():
         raise ValueError(f"pixels_per_metre: expected one resolution in a batch, got {scale.unique().tolist()}")
+    mounts = items["mounts"] if "mounts" in items else None
+    if mounts is not None and (mounts != mounts[0]).any():
+        raise ValueError(f"mounts: expected cameras in the same places in a batch, got {mounts.unique(dim=0).tolist()}")
     pixels = items["uv_pose"]
     middle = pixels.new_tensor([(n - 1) / 2 for n in (items["map"].size(-1), items["map"].size(-2))] + [0.0])
     unit = pixels.new_tensor([1 / float(scale[0]), -1 / float(scale[0]), -1.0])
     poses, steps = SPACE.wrap((pixels - middle) * unit), items["odometry"] * unit
     actions = torch.cat([torch.zeros_like(poses[:, :1]), steps], 1)
     errors = _fixed_errors(items["shift"], poses[..., 2]) if "shift" in items else None
-    return Batch(items["image"], items["camera"], items["map"], float(scale[0]), poses, actions, items["observed"], errors)
+    seen = items["image"], items["camera"], items["map"], float(scale[0])
+    return Batch(*seen, poses, actions, items["observed"], errors, None if mounts is None else mounts[0])
 
 
 def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
@@ -88,7 +101,7 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
         ValueError: maps that are not square.
     """
     images, camera, classes, poses = batch.images, batch.camera, batch.classes, batch.poses
-    actions, errors = batch.actions, batch.errors
+    actions, errors, mounts = batch.actions, batch.errors, batch.mounts
     if classes.size(-1) != classes.size(-2):
         raise ValueError(f"classes: expected square maps, got {tuple(classes.shape)}")
     if mirrored:
@@ -98,6 +111,7 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
         sign = poses.new_tensor([-1.0, 1.0, -1.0])
         poses, actions = poses * sign + poses.new_tensor([0.0, 0.0, math.pi]), actions * sign
         errors = None if errors is None else errors * sign
+        mounts = None if mounts is None else mounts * mounts.new_tensor([1.0, -1.0, -1.0])
     classes = classes.rot90(quarter_turns, (-2, -1))
     cosine, sine = ((1, 0), (0, 1), (-1, 0), (0, -1))[quarter_turns % 4]
 
@@ -107,7 +121,8 @@ def turned(batch: Batch, quarter_turns: int, mirrored: bool = False) -> Batch:
 
     poses, actions = SPACE.wrap(rotate(poses, quarter_turns * math.pi / 2)), rotate(actions, 0.0)
     errors = None if errors is None else rotate(errors, 0.0)
-    return batch._replace(images=images, camera=camera, classes=classes, poses=poses, actions=actions, errors=errors)
+    batch = batch._replace(images=images, camera=camera, classes=classes, mounts=mounts)
+    return batch._replace(poses=poses, actions=actions, errors=errors)
 
 
 def around(poses: Tensor, n: int, metres: float, concentration: float, seed: Tensor) -> Tensor:

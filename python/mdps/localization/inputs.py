@@ -74,13 +74,15 @@ def batch(given: "Batch", size: tuple[int, int], metres: float) -> None:
         "actions": "float B T 3",
         "observed": "bool B T",
     }
+    if given.mounts is not None:
+        forms |= {"images": "uint8 B T V 3 H W", "camera": "float B T V 4", "mounts": "float V 3"}
     sizes = tensors(given._asdict(), forms)
     if (sizes["H"], sizes["W"]) != size:
         raise ValueError(f"sequence: expected images of {size} pixels, as in training, got {sizes['H'], sizes['W']}")
-    for name, used in (("poses", given.poses[:, 0]), ("actions", given.actions[:, 1:])):
-        if not used.isfinite().all():
+    for name, used in (("poses", given.poses[:, 0]), ("actions", given.actions[:, 1:]), ("mounts", given.mounts)):
+        if used is not None and not used.isfinite().all():
             raise ValueError(f"{name}: expected finite numbers, got {used[~used.isfinite()][0].item()}")
-    for camera in given.camera[given.observed].tolist():
+    for camera in given.camera[given.observed].reshape(-1, 4).tolist():
         sensible(Camera(size[1], size[0], *camera))
     width, height = sizes["S'"] / given.pixels_per_metre, sizes["S"] / given.pixels_per_metre
     for x, y, _ in given.poses[:, 0].tolist():
@@ -114,6 +116,14 @@ def numbers(name: str, value: ArrayLike | None, n: int) -> list[float]:
     if array.shape != (n,) or not np.isfinite(array).all():
         raise ValueError(f"{name}: expected {n} finite numbers, got {value!r}")
     return [float(x) for x in array]
+
+
+def rows(name: str, value: ArrayLike, n: int) -> list[list[float]]:
+    """As one row or more of n finite numbers each."""
+    given = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+    if not isinstance(given, list | tuple) or not given:
+        raise ValueError(f"{name}: expected rows of {n} numbers, got {value!r}")
+    return [numbers(f"{name}[{i}]", row, n) for i, row in enumerate(given)]
 
 
 def near_map(name: str, x: float, y: float, box: Box, metres: float) -> None:

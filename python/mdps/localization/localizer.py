@@ -14,7 +14,7 @@ network on it: some 560 m wide at a start of 50 m, then 220 m, about every 64 m 
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from .birds_eye import Encoders
 from .geometry import BirdsEyeView, Grid
 from .map_pieces import Piece, covers, cut
 from .map_smoother import MapSmoother
-from .models import MapLikelihood, OdometryDynamics, make_scene, seeing
+from .models import MapLikelihood, OdometryDynamics, make_scene, mounted, seeing
 from .sizes import EncoderSizes
 
 _FORMAT = "mdps localizer 1"
@@ -60,6 +60,8 @@ class _Track(NamedTuple):
     """int64 (1,), the filter's."""
     state: FilterState | None
     """None: no image has been seen."""
+    mounts: Tensor | None
+    """(V, 3), of several cameras."""
 
 
 class Localizer:
@@ -167,6 +169,7 @@ class Localizer:
         metres: float = 50.0,
         heading_concentration: float = 100.0,
         n_first: int = 1000,
+        mounts: ArrayLike | None = None,
         seed: Tensor | None = None,
     ) -> None:
         """Begin on a map, anew. `step` goes on.
@@ -177,6 +180,8 @@ class Localizer:
                 the map, or not farther from it than 3 times `metres`.
             metres: standard deviation of the place, East and North. heading_concentration: kappa of the heading.
             n_first: particles of the first step.
+            mounts: (V, 3), where V cameras sit that take images together: metres ahead and to the left of the pose, and
+                radians to the left that each looks. Their scores add up. None: one camera, at the pose.
             seed: int64 (); None: from torch's generator.
 
         Raises:
@@ -188,28 +193,29 @@ class Localizer:
         inputs.at_least(0, metres=metres, heading_concentration=heading_concentration)
         inputs.near_map("pose", x, y, raster.box, 3 * metres)
         n_first = whole_number("n_first", n_first, 1)
+        sit = None if mounts is None else self._tensor(inputs.rows("mounts", mounts, 3))
         places, _, run = self._seeds(seed)
         middle = raster.box.centre
         about = torch.tensor([[x - middle[0], y - middle[1], heading]], dtype=self._dtype, device=run.device)
         initial = around(about, n_first, metres, heading_concentration, places)
-        piece = cut(self.model.encoders, raster, initial[..., :2].double().cpu().numpy() + middle)
+        piece = cut(self.model.encoders, raster, _places(initial, sit, middle))
         initial = _moved(initial, np.subtract(middle, piece.box.centre))
         filter_seed = ops.split_seed(ops.split_seed(run, 1), 3)[:, 0].contiguous()  # as in a smoother's call
-        self._track = _Track(raster, piece, initial, filter_seed, None)
+        self._track = _Track(raster, piece, initial, filter_seed, None, sit)
 
     @torch.no_grad()
     def step(
         self,
-        image: NDArray[np.uint8] | Tensor | None,
-        camera: Camera | ArrayLike | None = None,
+        image: NDArray[np.uint8] | Tensor | Sequence[NDArray[np.uint8] | Tensor | None] | None,
+        camera: Camera | ArrayLike | Sequence[Camera | ArrayLike | None] | None = None,
         odometry: ArrayLike | None = None,
     ) -> Mixture:
         """Take the next image, and say where it was taken.
 
         Args:
             image: uint8 (H, W, 3) or (3, H, W), RGB, of a level camera (`mdps.datasets.camera.rectify` makes it one) that looks
-                along the heading; None: there is none.
-            camera: fx, fy, cx, cy in pixels of this image, integers at pixel centres.
+                along the heading; None: there is none. With the mounts of `start`: V of these, of which some may be None.
+            camera: fx, fy, cx, cy in pixels of this image, integers at pixel centres; with mounts, V of these.
             odometry: how the pose changed since the step before: metres East, metres North, radians counter-clockwise. None at
                 the first step after `start`.
 
@@ -224,13 +230,14 @@ class Localizer:
         track = self._track
         if track.state is None and odometry is not None:
             raise ValueError("odometry: expected None at the first step, whose image is taken where `start` said")
-        view, observed = self._view(image, camera), torch.tensor([image is not None], device=self._device)
+        view, is_seen = self._views(image, camera, track.mounts)
+        observed = torch.tensor([is_seen], device=self._device)
         f, piece = self.model.smoother.forward_filter, track.piece
         if track.state is None:
-            with self._seeing(piece, view) as codes:
+            with self._seeing(piece, view, track.mounts) as codes:
                 state = f.start(track.initial, codes, observed, track.seed)
         else:
-            action = torch.tensor([inputs.numbers("odometry", odometry, 3)], dtype=self._dtype, device=self._device)
+            action = self._tensor([inputs.numbers("odometry", odometry, 3)])
             piece, state = self._next(track, track.state, view, action, observed)
         self._track = track._replace(piece=piece, state=state)
         belief = f.posterior(state)
@@ -242,14 +249,14 @@ class Localizer:
     ) -> tuple[Piece, FilterState]:
         """Move and weigh; on another piece where this one does not hold all that is seen."""
         f, piece = self.model.smoother.forward_filter, track.piece
-        with self._seeing(piece, view) as codes:
+        with self._seeing(piece, view, track.mounts) as codes:
             state = f.step(before, codes, action, observed)
-        places = state.predicted.states[..., :2].double().cpu().numpy() + piece.box.centre
+        places = _places(state.predicted.states, track.mounts, piece.box.centre)
         if covers(self.model.encoders, piece, track.raster, places):
             return piece, state
         piece = cut(self.model.encoders, track.raster, places)
         before = _moved_state(before, np.subtract(track.piece.box.centre, piece.box.centre))
-        with self._seeing(piece, view) as codes:
+        with self._seeing(piece, view, track.mounts) as codes:
             return piece, f.step(before, codes, action, observed)
 
     # ---- Offline --------------------------------------------------------------------------------------------------------
@@ -268,8 +275,9 @@ class Localizer:
         """Say of every step of whole sequences where it was, given all their images.
 
         Args:
-            sequence: an item of `mdps.datasets.SequenceDataset`, or some that are collated, or a `Batch`. Of its poses only the
-                first one is used, as `pose` of `start`; where the sequence ends may be anywhere on the map.
+            sequence: an item of `mdps.datasets.SequenceDataset`, or some that are collated, or a `Batch`; it says where several
+                cameras sit. Of its poses only the first one is used, as `pose` of `start`; where the sequence ends may be
+                anywhere on the map.
             metres, heading_concentration, n_first: as for `start`.
             n_last: particles of the backward filter's first step, which is the last.
             seed: int64 (); None: from torch's generator. With the seed and the map of `start`, the forward beliefs are those of
@@ -291,7 +299,9 @@ class Localizer:
         places, ends, run = self._seeds(seed)
         batch, dtype = batch.to(run.device), self._dtype
         poses, actions, camera = (x.to(dtype) for x in (batch.poses, batch.actions, batch.camera))
-        scene = self.model.observe(batch.images, camera, batch.classes, batch.pixels_per_metre, chunk=_AT_ONCE)
+        mounts = None if batch.mounts is None else batch.mounts.to(dtype)
+        seen = batch.images, camera, batch.classes, batch.pixels_per_metre
+        scene = self.model.observe(*seen, mounts=mounts, chunk=_AT_ONCE)
         width, height = (batch.classes.size(i) / batch.pixels_per_metre for i in (-1, -2))
         initial = around(poses[:, 0], n_first, metres, heading_concentration, places)
         final = anywhere(len(poses), n_last, (width, height), ends).to(dtype)
@@ -309,6 +319,18 @@ class Localizer:
 
     # ---- Views and seeds ------------------------------------------------------------------------------------------------
 
+    def _views(self, images: Any, cameras: Any, mounts: Tensor | None) -> tuple[BirdsEyeView, bool]:
+        """What is seen at a step, (1, 1, ...) or with mounts (1, 1, V, ...), and whether anything is."""
+        if mounts is None or images is None:
+            view = self._view(images, cameras)
+            return (view if mounts is None else _beside([view] * len(mounts))), images is not None
+        for name, given in (("image", images), ("camera", cameras)):
+            n = len(given) if hasattr(given, "__len__") else type(given).__name__
+            if n != len(mounts):
+                raise ValueError(f"{name}: expected {len(mounts)} of them, as there are mounts, got {n}")
+        seen = [self._view(image, camera) for image, camera in zip(images, cameras)]
+        return _beside(seen), any(image is not None for image in images)
+
     def _view(self, image: NDArray[np.uint8] | Tensor | None, camera: Camera | ArrayLike | None) -> BirdsEyeView:
         sizes = self.model.encoders.sizes
         if image is None:
@@ -321,9 +343,9 @@ class Localizer:
         return self.model.encoders.encode_images(images[None, None], intrinsics[None, None])
 
     @contextmanager
-    def _seeing(self, piece: Piece, view: BirdsEyeView) -> Iterator[Tensor]:
+    def _seeing(self, piece: Piece, view: BirdsEyeView, mounts: Tensor | None) -> Iterator[Tensor]:
         """Let the forward filter look at this view on this piece; its code (1)."""
-        scene = make_scene(piece.features, view, self.model.encoders.sizes.grid)
+        scene = make_scene(piece.features, view, self.model.encoders.sizes.grid, mounts)
         likelihood = self.model.smoother.forward_filter.likelihood
         assert isinstance(likelihood, MapLikelihood)
         with seeing(scene, likelihood):
@@ -343,6 +365,9 @@ class Localizer:
         expected = sizes.map_stride / sizes.grid.cell
         if not abs(pixels_per_metre / expected - 1) <= 1e-6:
             raise ValueError(f"map: expected {expected:g} pixels per metre, as in training, got {pixels_per_metre:g}")
+
+    def _tensor(self, numbers: list[list[float]]) -> Tensor:
+        return torch.tensor(numbers, dtype=self._dtype, device=self._device)
 
     @property
     def _device(self) -> torch.device:
@@ -366,6 +391,18 @@ def _options(dynamics: Any) -> dict[str, Any]:
     if type(dynamics) is not OdometryDynamics:
         raise ValueError(f"model: expected filters with OdometryDynamics, got {type(dynamics).__name__}")
     return {"scale": dynamics.scale.tolist(), "width": dynamics.network.first[0].out_features}
+
+
+def _beside(views: list[BirdsEyeView]) -> BirdsEyeView:
+    """Views (1, 1, ...) of V cameras as one of (1, 1, V, ...)."""
+    return BirdsEyeView(*(torch.stack(parts, 2) for parts in zip(*views)))
+
+
+def _places(poses: Tensor, mounts: Tensor | None, middle: tuple[float, float]) -> NDArray[np.float64]:
+    """From where is seen, (..., 2) in the map's frame, at poses (..., 3) around this middle."""
+    if mounts is not None:
+        poses = mounted(poses.unsqueeze(-2), mounts)
+    return poses[..., :2].double().cpu().numpy() + middle
 
 
 def _moved(poses: Tensor, by: NDArray[np.float64]) -> Tensor:
