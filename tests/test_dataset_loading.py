@@ -163,6 +163,30 @@ def test_kitti_shifts(drives, scene):
     assert "shift" not in dataset(scene)[0]
 
 
+def test_an_item_of_panoramas(scene):
+    """What the items of the four directions have, side by side, with the front's pose."""
+    item, alone = dataset(mapillary.join_views(scene))[0], dataset(scene)
+    firsts = [(i, run.frames[0].name) for i, run in enumerate(alone.sequences)]
+    of = {name.split("_")[1]: alone[i] for i, name in firsts if name.startswith("1000")}
+    assert [tuple(item[k].shape) for k in ("image", "camera", "observed")] == [(10, 4, 3, 256, 256), (10, 4, 4), (10,)]
+    for v, direction in enumerate(("front", "left", "back", "right")):
+        for name in ("image", "camera"):
+            assert torch.equal(item[name][:, v], of[direction][name])
+        gap = of[direction]["pose"] - item["pose"] - item["mounts"][v]
+        assert gap[:, :2].abs().max() == 0 and torch.cos(gap[:, 2]).min() > 1 - 1e-6
+    assert torch.equal(item["pose"], of["front"]["pose"]) and torch.equal(item["odometry"], of["front"]["odometry"])
+    assert item.keys() - of["front"].keys() == {"mounts"}
+
+
+def test_a_panorama_is_observed_with_all_its_views(tmp_path):
+    make_mapillary(tmp_path)
+    scene = mapillary.join_views(mapillary.read_scene(tmp_path / "berlin"))
+    (tmp_path / "berlin/images/1001_left.jpg").unlink()
+    item = dataset(scene)[0]
+    assert item["observed"].tolist() == [True, False] + [True] * 8
+    assert not item["image"][1, 1].any() and item["image"][1, 0].any()
+
+
 def test_unreadable_images_are_not_observed(tmp_path, caplog):
     make_mapillary(tmp_path)
     images = tmp_path / "berlin/images"
@@ -248,6 +272,8 @@ def test_bad_arguments(scene):
     options = {"image": MAPILLARY_IMAGE, "crop_metres": 400.0, "noise": MAPILLARY_NOISE}
     with pytest.raises(ValueError, match=r"sequences: expected all of one length, got lengths \[5, 10\]"):
         SequenceDataset(runs(scene, 10) + runs(scene, 5), {"berlin": scene.map}, **options)
+    with pytest.raises(ValueError, match=r"sequences: expected as many views in every frame, got \[1, 4\]"):
+        SequenceDataset(runs(scene, 10) + runs(mapillary.join_views(scene), 10), {"berlin": scene.map}, **options)
     with pytest.raises(DataError, match="berlin: expected a map in `maps`, got those of no scene"):
         SequenceDataset(runs(scene, 10), {}, **options)
     with pytest.raises(ValueError, match="crop_metres: expected more than 64, got 10"):

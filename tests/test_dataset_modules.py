@@ -76,6 +76,22 @@ def test_scenes_for_one_purpose_each(mgl):
         MapillaryDataModule(mgl, scenes={"tests": ["paris"]})
 
 
+def test_panoramas(mgl):
+    """Four views a frame, of the same scenes by the same fingerprint."""
+    module, alone = (ready(MapillaryDataModule(mgl, views=views, **SMALL)) for views in (4, 1))
+    n_train, n_val, n_test = map(len, module.splits)
+    assert n_train + n_val == 12 and n_val > 0 == n_test  # of each scene 4 of the panoramas
+    assert {run.track for part in module.splits for run in part} == {"seqA_front"}
+    assert next(iter(module.train_dataloader()))["image"].shape == (3, 5, 4, 3, 32, 32)
+    assert module.fingerprint == alone.fingerprint
+    named = ready(MapillaryDataModule(mgl, views=4, scenes={"train": ["paris"], "test": ["berlin"]}, **SMALL))
+    assert [len(part) for part in named.splits] == [4, 0, 4]
+    of_file = ready(MapillaryDataModule(mgl, views=4, scenes=["paris"], split="file", **SMALL))
+    assert len(of_file.splits.train) == 3 and {len(f.beside) for run in of_file.splits.val for f in run.frames} == {3}
+    with pytest.raises(ValueError, match="views: expected 1 or 4, got 2"):
+        MapillaryDataModule(mgl, views=2)
+
+
 def test_split_files(mgl):
     module = ready(MapillaryDataModule(mgl, scenes=["paris"], split="file", **SMALL))
     train = {int(f.name.split("_")[0]) for run in module.splits.train for f in run.frames}

@@ -34,6 +34,7 @@ from mdps.datasets import MapillaryDataModule
 from mdps.datasets.loading import start_worker
 from mdps.localization import SPACE, Batch, BirdsEyeView, Grid, align, centred_map, errors, to_batch, turned
 from mdps.localization.birds_eye import resample_columns
+from mdps.localization.models import mounted
 
 METHODS_OF = {
     "mdps": {"mdps", "mdpf", "mdpf-backward", "ffbs"},
@@ -485,6 +486,7 @@ def test_particles_of_another_seed(finished):
         ({}, {}, None),
         ({}, {"seed": 1}, "seed: expected 0, that of"),
         ({"long_length": 8}, {}, "long_length: expected 8, that of"),
+        ({}, {"views": 4}, "views: expected 1, that of"),
         ({"validation_scenes": "b", "test_scenes": "c"}, {"seed": 1, "validation_scenes": "c", "test_scenes": "b"}, None),
         ({"validation_scenes": "b", "test_scenes": "c"}, {"validation_scenes": "b", "test_scenes": "a"}, "got a"),
         ({"validation_scenes": "b", "test_scenes": "c"}, {}, "of b, c; got none"),
@@ -769,6 +771,69 @@ def test_a_turned_batch_has_the_same_scores(batch, turns, mirrored):
     torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-4)
     guess = turned(batch._replace(poses=SPACE.wrap(poses + off)), turns, mirrored)
     assert SPACE.difference(SPACE.wrap(got.poses + got.errors), guess.poses).abs().max() < 1e-5
+
+
+@pytest.fixture(scope="module")
+def panoramas(scenes):
+    data = MapillaryDataModule(scenes["data"], length=4, crop_metres=96.0, n_workers=0, views=4)
+    data.setup()
+    items = [item for part in (data.train, data.val, data.test) for item in part]
+    return to_batch({k: torch.stack([item[k] for item in items]) for k in items[0] if k != "name"})
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("turns", range(4))
+def test_each_camera_of_a_turned_batch_is_turned(panoramas, turns, mirrored):
+    """As where it sits would be, if it were a camera by itself."""
+    sit = panoramas.mounts + torch.tensor([1.0, -2.0, 0.0]) * torch.arange(4)[:, None]
+    several = panoramas._replace(mounts=sit)
+    got = turned(several, turns, mirrored)
+    for v in range(4):
+        alone = several._replace(
+            poses=mounted(several.poses, sit[v]), images=several.images[:, :, v], camera=several.camera[:, :, v], mounts=None
+        )
+        want = turned(alone, turns, mirrored)
+        gap = SPACE.difference(mounted(got.poses, got.mounts[v]), want.poses)
+        assert gap.abs().max() < 1e-4
+        assert torch.equal(got.images[:, :, v], want.images) and torch.equal(got.camera[:, :, v], want.camera)
+
+
+def test_a_batch_has_cameras_in_the_same_places(scenes):
+    data = MapillaryDataModule(scenes["data"], length=4, crop_metres=96.0, n_workers=0, views=4)
+    data.setup()
+    item = data.train[0]
+    two = {k: torch.stack([x, x]) for k, x in item.items() if k != "name"}
+    both, one = to_batch(two), to_batch(item)
+    assert one.images.shape == (1, 4, 4, 3, 256, 256) and both.camera.shape == (2, 4, 4, 4)
+    assert torch.equal(one.mounts, item["mounts"]) and torch.equal(both.mounts, item["mounts"])
+    two["mounts"][1, 2, 0] = 1.0
+    with pytest.raises(ValueError, match="mounts: expected cameras in the same places in a batch, got"):
+        to_batch(two)
+
+
+@pytest.mark.parametrize("names", [("view",), ("forward", "backward"), ("smoothed",)])
+def test_losses_see_every_view(panoramas, names):
+    """Of parts they add up to that of the whole, and another image to the back changes them."""
+    model = localization.build(tiny.configured(views=4))
+    n, images = len(panoramas.poses), panoramas.images.clone()
+    images[:, :, 2] = 255 - images[:, :, 2]
+    whole, other = (model.losses(b, names, 7) for b in (panoramas, panoramas._replace(images=images)))
+    parts = [model.losses(panoramas, names, 7, rows) for rows in (slice(0, 1), slice(1, n))]
+    for name in names:
+        torch.testing.assert_close((parts[0][name] + (n - 1) * parts[1][name]) / n, whole[name], rtol=1e-5, atol=1e-5)
+    assert any(whole[name] != other[name] for name in names)
+
+
+def test_panoramas_train_to_results(scenes, tmp_path, capsys):
+    assert tiny.train(tmp_path / "four", **scenes, views=4) == 0
+    results = localization_figures.load_results(tmp_path / "four/run/results")
+    assert {r.method for r in results} == METHODS_OF["mdps"] | {"chance"}
+    assert {(r.summary["sequences"], r.summary["steps"]) for r in results} == {(1, 4)}
+    assert localization.main(["evaluate", str(tmp_path / "four/run"), "--n-test", "1"]) == 0
+    capsys.readouterr()
+    err = error_of(tmp_path / "other", capsys, **scenes, views=4, method="retrieval")
+    assert "views: expected 1 but for the method mdps and the layout mgl, got 4" in err
+    assert "views: expected one of [1, 4], got 2" in error_of(tmp_path / "other", capsys, **scenes, views=2)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -65,6 +65,30 @@ def test_read(scene):
     assert list(read.problems.counts) == ["yaw outside of [-180, 180): wrapped"]
 
 
+def test_views_of_panoramas_are_joined(scene):
+    """By where they look, whatever they are called; without those of which one is missing or looks elsewhere."""
+
+    def edit(dump):
+        del dump["seqA_left"]["views"]["1002_left"]
+        view(dump, "1004_right")["roll_pitch_yaw"][2] += 5.0
+        view(dump, "1006_back")["roll_pitch_yaw"][2] += 1.0
+        left, right = view(dump, "1008_left"), view(dump, "1008_right")
+        dump["seqA_left"]["views"]["1008_left"], dump["seqA_right"]["views"]["1008_right"] = right, left
+
+    read = edited(scene, edit)
+    joined = mapillary.join_views(read)
+    (track,) = joined.tracks
+    assert (track.name, track.group) == ("seqA_front", "seqA")
+    assert [f.name for f in track.frames] == [f"{1000 + i}_front" for i in range(24) if i not in (2, 4)]
+    for frame in track.frames:
+        names = [f.name.split("_")[1] for f in frame.beside]
+        assert names == (["right", "back", "left"] if frame.name == "1008_front" else ["left", "back", "right"])
+        turns = [math.remainder(frame.yaw - other.yaw - 90 * (k + 1), 360) for k, other in enumerate(frame.beside)]
+        assert max(map(abs, turns)) <= (1.01 if frame.name == "1006_front" else 1e-9)
+        assert {(f.x, f.y, f.seconds) for f in frame.beside} == {(frame.x, frame.y, frame.seconds)}
+    assert len(read.tracks) == 5 and not any(f.beside for t in read.tracks for f in t.frames)
+
+
 def test_frames_are_in_order_of_time(scene):
     def edit(dump):
         dump["seqB"]["views"] = dict(reversed(dump["seqB"]["views"].items()))

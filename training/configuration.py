@@ -24,7 +24,7 @@ class ConfigurationError(ValueError):
 def option(
     default: Any,
     help: str,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[Any, ...] | None = None,
     minimum: float | None = None,
     below: float | None = None,
     even: bool = False,

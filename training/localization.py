@@ -55,6 +55,7 @@ class Configuration:
     networks: str = option("full", "size of the encoders: full is the paper's", ("full", "small"))
     pretrained: bool = option(False, "start the image encoder with torchvision's weights of ImageNet")
     seed: int = option(0, "seed of splits, crops, odometry, first weights, order and particles", minimum=0)
+    views: int = option(1, "images of a step; 4: MGL's panoramas, whose directions' scores add up (method mdps)", (1, 4))
     length: int = option(10, "steps of the sequences that the encoders learn from", minimum=2)
     long_length: int = option(100, "steps of the sequences of later stages and of the test", minimum=2)
     crop: float = option(0.0, "side of the map in metres; 0: 400 for sequences of up to 10 steps, else 1228", minimum=0.0)
@@ -374,7 +375,8 @@ def _draw_trajectories(model: SmootherExperiment, data: Data, folder: Path, n: i
         found = model.beliefs(batch.to(place), i)
         beliefs = {k: staged.on_cpu(Mixture(b.means[0], b.log_weights[0], b.bandwidths, SPACE)) for k, b in found.items()}
         T = len(batch.poses[0])
-        sequence = batch.classes[0], batch.pixels_per_metre, batch.poses[0], batch.images[0], beliefs
+        images = batch.images[0] if batch.mounts is None else batch.images[0, :, 0]
+        sequence = batch.classes[0], batch.pixels_per_metre, batch.poses[0], images, beliefs
         panel = panels.make_panel(test[i]["name"], *sequence, panels.evenly(T, panels.FRAMES), batch.observed[0])
         panels.save_panel(panel, folder / f"sequence_{i:03d}.npz")
         figures.save_figures({f"sequence_{i:03d}": panels.draw_panel(panels.thin(panel, panels.COLUMNS))}, folder)

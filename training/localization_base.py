@@ -77,8 +77,8 @@ class Localization(nn.Module):
 
 
 def of_rows(batch: Batch, rows: slice) -> Batch:
-    """Some of the sequences of a batch."""
-    return batch._replace(**{k: x[rows] for k, x in batch._asdict().items() if isinstance(x, Tensor)})
+    """Some of the sequences of a batch; mounts are those of all."""
+    return batch._replace(**{k: x[rows] for k, x in batch._asdict().items() if isinstance(x, Tensor) and k != "mounts"})
 
 
 def view_loss(scene: Scene, batch: Batch, log_temperatures: Tensor, n: int, seed: int, rows: slice) -> Tensor:

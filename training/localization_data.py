@@ -1,7 +1,7 @@
 """The data of the localization experiment: which scenes and sequences are for what, in batches, and what a run has seen.
 
 MGL's scenes, or made ones, are each for one purpose where some are named, else their sequences are dealt by the seed and the
-length of long ones. KITTI's lists say it.
+length of long ones, and by how many views a step has. KITTI's lists say it.
 """
 
 import json
@@ -20,7 +20,7 @@ from mdps.datasets import ImageFormat, KittiDataModule, MapillaryDataModule, fin
 from mdps.datasets.loading import start_worker
 from mdps.localization import FULL, SMALL, to_batch, turned
 
-DEALING = ("validation_scenes", "test_scenes", "seed", "long_length")
+DEALING = ("validation_scenes", "test_scenes", "seed", "long_length", "views")
 """Options that say, beside the data, which sequences are for what."""
 
 
@@ -44,12 +44,14 @@ class Data(L.LightningDataModule):
         }  # fmt: skip
         if c.networks == "small":
             options["image"] = ImageFormat(128, 128) if c.layout == "mgl" else ImageFormat(224, 80, 128.0)
+        if c.views > 1 and (c.layout != "mgl" or c.method != "mdps"):
+            raise ConfigurationError(f"views: expected 1 but for the method mdps and the layout mgl, got {c.views}")
         try:
             if c.layout == "kitti":
                 self.source: MapillaryDataModule | KittiDataModule = KittiDataModule(c.data, **options)
             else:
                 scenes = _scenes(c, test_alone)
-                self.source = MapillaryDataModule(c.data, scenes=scenes, long_length=c.long_length, **options)
+                self.source = MapillaryDataModule(c.data, scenes=scenes, long_length=c.long_length, views=c.views, **options)
             self.source.setup()
         except ConfigurationError:
             raise
@@ -116,7 +118,7 @@ def refuse_seen(c: Any, before: Any, run: str) -> None:
         return
     kept, wanted = ({name for names in _named(x).values() for name in names} for x in (before, c))
     if not kept and not wanted:
-        for name in ("seed", "long_length"):
+        for name in ("seed", "long_length", "views"):
             if getattr(c, name) != getattr(before, name):
                 expected = f"{getattr(before, name)}, that of {run}, which has learned from what another deals to the test"
                 raise ConfigurationError(f"{name}: expected {expected}; got {getattr(c, name)}")

@@ -158,7 +158,7 @@ class SmootherExperiment(Localization):
         self.model.encoders.train(self.training and learns)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             seen = batch.images, batch.camera, batch.classes, batch.pixels_per_metre
-            return self.model.observe(*seen, chunk=self.c.chunk or None)
+            return self.model.observe(*seen, mounts=batch.mounts, chunk=self.c.chunk or None)
 
     def estimates(self, batch: Batch, seed: int, names: Sequence[str] | None = None) -> dict[str, Estimates]:
         names, scene = names or tuple(self.outputs), self._observe(batch)

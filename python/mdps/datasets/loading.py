@@ -72,11 +72,13 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         pixels_per_metre float64 ().
         seconds float64 (T,): time since the sequence's first frame; frames need not be equally far apart.
         observed bool (T,): False where the image could not be read; it is black there.
+        mounts float32 (V, 3): only of panoramas, whose V directions image (T, V, 3, H, W) and camera (T, V, 4) have, observed
+            where all could be read: metres ahead and to the left, which are 0, and radians to the left that each looks.
         shift float32 (T, 3): KITTI's fixed initial errors (`kitti.initial_errors`), only if all frames have them.
         name str.
 
     Raises:
-        ValueError: sequences of several lengths, maps of several resolutions, a crop without room.
+        ValueError: sequences of several lengths or numbers of views, maps of several resolutions, a crop without room.
         DataError: no map for a scene.
 
     Cost: 3.4 ms a frame (a JPEG of 512 x 512; KITTI's PNGs take 15 ms), and 7 ms for 2456 x 2456 pixels of map.
@@ -96,6 +98,9 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         lengths = {len(run.frames) for run in sequences}
         if len(lengths) > 1:
             raise ValueError(f"sequences: expected all of one length, got lengths {sorted(lengths)}")
+        views = {1 + len(frame.beside) for run in sequences for frame in run.frames}
+        if len(views) > 1:
+            raise ValueError(f"sequences: expected as many views in every frame, got {sorted(views)}")
         scenes = sorted({run.scene for run in sequences})
         for scene in scenes:
             if scene not in maps:
@@ -110,7 +115,8 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         self.left_out = [run for run, is_inside in zip(sequences, fits) if not is_inside]
         self.maps = {scene: maps[scene] for scene in sorted({run.scene for run in self.sequences})}  # workers get a copy
         self.image, self.crop_metres, self.noise, self.seed = image, crop_metres, noise, seed
-        pixels = image.width * image.height * sum(len(run.frames) for run in self.sequences)
+        self.n_views = max(views, default=1)
+        pixels = image.width * image.height * self.n_views * sum(len(run.frames) for run in self.sequences)
         self._kept: dict[int, dict[str, Tensor]] | None = {} if 3 * pixels <= _KEPT_BYTES else None
         self.has_shifts = bool(self.sequences) and all(f.shift is not None for run in self.sequences for f in run.frames)
 
@@ -136,6 +142,9 @@ class SequenceDataset(Dataset[dict[str, Any]]):
             "seconds": torch.from_numpy(seconds - seconds[0]),
             "name": run.name,
         }
+        if self.n_views > 1:
+            turns = wrap_radians(np.arange(self.n_views) * np.pi / 2)
+            item["mounts"] = _float32(np.stack([0 * turns, 0 * turns, turns], 1))
         if self.has_shifts:
             item["shift"] = _float32(np.array([frame.shift for frame in run.frames]))
         return item
@@ -158,20 +167,23 @@ class SequenceDataset(Dataset[dict[str, Any]]):
         return self._kept[i]
 
     def _decode(self, run: Run) -> dict[str, Tensor]:
-        width, height, _ = self.image
-        image = np.zeros((len(run.frames), 3, height, width), np.uint8)
-        camera, observed = np.zeros((len(run.frames), 4)), np.zeros(len(run.frames), bool)
-        for t, frame in enumerate(run.frames):
+        (width, height, _), shape = self.image, (len(run.frames), self.n_views)
+        image = np.zeros((*shape, 3, height, width), np.uint8)
+        camera, observed = np.zeros((*shape, 4)), np.zeros(shape, bool)
+        views = [((t, v), view) for t, frame in enumerate(run.frames) for v, view in enumerate((frame, *frame.beside))]
+        for at, view in views:
             try:
-                pixels, used = load_image(frame, self.image)
+                pixels, used = load_image(view, self.image)
             except DataError as error:
                 logging.getLogger("mdps").warning("image not used: %s", error)
-                blank = np.zeros((frame.camera.height, frame.camera.width, 3), np.uint8)
-                pixels, used = to_format(blank, frame.camera, self.image)
+                blank = np.zeros((view.camera.height, view.camera.width, 3), np.uint8)
+                pixels, used = to_format(blank, view.camera, self.image)
             else:
-                observed[t] = True
-            image[t], camera[t] = pixels.transpose(2, 0, 1), used[2:]
-        return {"image": torch.from_numpy(image), "camera": _float32(camera), "observed": torch.from_numpy(observed)}
+                observed[at] = True
+            image[at], camera[at] = pixels.transpose(2, 0, 1), used[2:]
+        if self.n_views == 1:
+            image, camera = image[:, 0], camera[:, 0]
+        return {"image": torch.from_numpy(image), "camera": _float32(camera), "observed": torch.from_numpy(observed.all(1))}
 
 
 def load_image(frame: Frame, image: ImageFormat) -> tuple[np.ndarray, Camera]:

@@ -32,6 +32,8 @@ from .scene import Frame, Problems, Scene, Track
 
 DIRECTIONS = ("front", "left", "back", "right")
 """The views of a panorama."""
+MAX_OFF = 2.0
+"""Degrees that a view of a panorama may look beside its quarter turn."""
 SPLIT_FILE = "splits_MGL_13loc.json"
 FARTHEST = 1e6
 """Metres from the origin beyond which nothing is a position."""
@@ -129,6 +131,34 @@ def in_split(scene: Scene, ids: set[int]) -> Scene:
     """Return a scene with only the frames of these image ids; all views of a panorama have its id."""
     tracks = [track._replace(frames=tuple(f for f in track.frames if image_id(f.name) in ids)) for track in scene.tracks]
     return scene._replace(tracks=tuple(track for track in tracks if track.frames))
+
+
+def join_views(scene: Scene) -> Scene:
+    """Return a scene with panoramas alone: the frames that look to the front, with the other directions beside them.
+
+    Panoramas of which a direction is missing, or looks elsewhere than a quarter turn from the next, are left out.
+    """
+    views: dict[tuple[str, str], dict[str, Frame]] = {}
+    for track in scene.tracks:
+        for frame in track.frames:
+            image, _, direction = frame.name.rpartition("_")
+            views.setdefault((track.group, image), {})[direction] = frame
+    tracks = []
+    for track in scene.tracks:
+        found = [_panorama(views[track.group, f.name.rpartition("_")[0]]) for f in track.frames if f.name.endswith("_front")]
+        tracks.append(track._replace(frames=tuple(frame for frame in found if frame)))
+    return scene._replace(tracks=tuple(track for track in tracks if track.frames))
+
+
+def _panorama(views: dict[str, Frame]) -> Frame | None:
+    """The view to the front, with the others beside it, if all are there."""
+    if set(DIRECTIONS) - set(views):
+        return None
+    front = views["front"]
+    left = {direction: float(wrap_degrees(front.yaw - views[direction].yaw)) / 90 for direction in DIRECTIONS}
+    turns = {round(turn) % 4: views[direction] for direction, turn in left.items()}
+    is_off = max(abs(turn - round(turn)) for turn in left.values()) * 90 > MAX_OFF
+    return None if is_off or len(turns) < len(DIRECTIONS) else front._replace(beside=(turns[1], turns[2], turns[3]))
 
 
 def image_id(view: str) -> int | None:

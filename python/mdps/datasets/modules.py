@@ -137,13 +137,14 @@ class MapillaryDataModule(SequenceDataModule):
             whose "val" is for validation and test.
         long_length: frames of long sequences. With `length` less than that sequences are short ones: none for training has a
             frame of a long one for validation or test.
+        views: 1: every image is a frame by itself; 4: a frame is a panorama, of which all directions are there.
         others: as in `SequenceDataModule`.
 
     Scenes that cannot be read, or have no map or no usable frames, are passed over with a warning. The authors leave out the
     scene vilnius, of which they found files damaged; here what is damaged is left out file by file, and `check` counts it.
 
     Raises (in `setup`):
-        ValueError: another split. DataError: a scene that is not there, or nothing to load.
+        ValueError: another split, or number of views. DataError: a scene that is not there, or nothing to load.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class MapillaryDataModule(SequenceDataModule):
         split: str = "seeded",
         length: int = SHORT,
         long_length: int = LONG,
+        views: int = 1,
         image: ImageFormat = MAPILLARY_IMAGE,
         crop_metres: float | None = None,
         noise: OdometryNoise = MAPILLARY_NOISE,
@@ -163,6 +165,8 @@ class MapillaryDataModule(SequenceDataModule):
     ) -> None:
         if split not in ("seeded", "file"):
             raise ValueError(f"split: expected 'seeded' or 'file', got {split!r}")
+        if views not in (1, len(mapillary.DIRECTIONS)):
+            raise ValueError(f"views: expected 1 or {len(mapillary.DIRECTIONS)}, got {views!r}")
         if isinstance(scenes, Mapping) and set(scenes) - {"train", "val", "test"}:
             raise ValueError(f"scenes: expected the keys train, val, test, got {', '.join(map(str, scenes))}")
         parts = scenes.values() if isinstance(scenes, Mapping) else [scenes or ()]
@@ -181,7 +185,7 @@ class MapillaryDataModule(SequenceDataModule):
             n_workers=n_workers,
             seed=seed,
         )
-        self.wanted, self.split, self.long_length = scenes, split, long_length
+        self.wanted, self.split, self.long_length, self.views = scenes, split, long_length, views
 
     def read(self) -> tuple[list[Scene], Splits]:
         """Read the scenes, and say which of their sequences are for what."""
@@ -191,9 +195,10 @@ class MapillaryDataModule(SequenceDataModule):
             return list(scenes.values()), Splits(*map(self._runs, parts.values()))
         found = list(self._scenes(self.wanted).values())
         if self.split == "seeded":
+            seen = self._seen(found)
             if self.length >= self.long_length:
-                return found, split_long(found, self.seed, self.length)
-            return found, split_short(found, self.seed, self.length, self.long_length)
+                return found, split_long(seen, self.seed, self.length)
+            return found, split_short(seen, self.seed, self.length, self.long_length)
         ids = mapillary.read_splits(self.root, [scene.name for scene in found])
         of = {part: [mapillary.in_split(s, ids[part].get(s.name, set())) for s in found] for part in ids}
         return found, Splits(self._runs(of["train"]), self._runs(of["val"]), self._runs(of["val"]))
@@ -203,7 +208,11 @@ class MapillaryDataModule(SequenceDataModule):
         return [part for part, of in self.wanted.items() if of] if isinstance(self.wanted, Mapping) else super().asked_for()
 
     def _runs(self, scenes: Sequence[Scene]) -> list[Run]:
-        return [run for scene in scenes for run in runs(scene, self.length)]
+        return [run for scene in self._seen(scenes) for run in runs(scene, self.length)]
+
+    def _seen(self, scenes: Sequence[Scene]) -> list[Scene]:
+        """With frames of as many views as are wanted."""
+        return [mapillary.join_views(scene) for scene in scenes] if self.views > 1 else list(scenes)
 
     def _scenes(self, names: Sequence[str] | None) -> dict[str, Scene]:
         """The scenes of these names that can be used."""

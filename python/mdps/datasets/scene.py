@@ -35,6 +35,8 @@ class Frame(NamedTuple):
     pitch: float
     shift: tuple[float, float, float] | None = None
     """KITTI's fixed initial errors of the frame: along the heading, across it, and of the angle, each in [-1, 1]."""
+    beside: tuple["Frame", ...] = ()
+    """What was seen at the same time and place in other directions, each a quarter turn farther to the left; if joined."""
 
 
 class Track(NamedTuple):
