@@ -274,16 +274,39 @@ def test_maps_of_any_size(size):
 
 
 @pytest.fixture(scope="module")
-def items(tmp_path_factory):
+def scene(tmp_path_factory):
     small_scenes = pytest.importorskip("small_scenes")
-    from mdps.datasets import ImageFormat, OdometryNoise, SequenceDataset, mapillary
-    from mdps.datasets.sequences import runs
+    from mdps.datasets import mapillary
 
     root = tmp_path_factory.mktemp("mapillary")
     small_scenes.make_mapillary(root)
-    scene = mapillary.read_scene(root / "berlin")
+    return mapillary.read_scene(root / "berlin")
+
+
+def items_of(scene):
+    from mdps.datasets import ImageFormat, OdometryNoise, SequenceDataset
+    from mdps.datasets.sequences import runs
+
     options = {"image": ImageFormat(16, 16), "crop_metres": 200.0, "noise": OdometryNoise(1.0, 3.0)}
     return SequenceDataset(runs(scene, 4), {scene.name: scene.map}, **options)
+
+
+@pytest.fixture(scope="module")
+def items(scene):
+    return items_of(scene)
+
+
+def test_panoramas_step_by_step_and_as_a_sequence(scene):
+    """An item of four views, on its map."""
+    from mdps.datasets.mapillary import join_views
+
+    made, item = made_localizer(), items_of(join_views(scene))[1]
+    batch = to_batch(item)
+    whole = made.smooth(batch, **FEW, n_last=30, seed=SEED).forward.posterior
+    made.start((item["map"], 2.0), batch.poses[0, 0], **FEW, mounts=item["mounts"], seed=SEED)
+    for t, belief in enumerate(steps(made, batch)):
+        assert_alike(belief, type(whole)(whole.means[0, t], whole.log_weights[0, t], whole.bandwidths, whole.space))
+        assert (belief.log_weights.max() - belief.log_weights.min()) > 0.1
 
 
 def test_items_are_smoothed_in_the_frame_of_their_poses(items):

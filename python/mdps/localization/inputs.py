@@ -54,9 +54,8 @@ def camera(camera: Camera | ArrayLike | None, pixels: NDArray[np.uint8]) -> Came
 def sensible(camera: Camera) -> Camera:
     """The same camera, if an image can be of it."""
     if not camera.is_sensible:
-        width, height, *numbers = camera
-        expected = f"focal lengths that see 1 to 170 degrees of {width} x {height} pixels"
-        got = ", ".join(f"{name} = {number}" for name, number in zip(camera._fields[2:], numbers))
+        expected = f"focal lengths that see 1 to 170 degrees of {camera.width} x {camera.height} pixels"
+        got = ", ".join(f"{name} = {number}" for name, number in zip(camera._fields[2:], camera[2:]))
         raise ValueError(f"camera: expected {expected}, got {got}")
     return camera
 
