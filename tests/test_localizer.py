@@ -164,8 +164,8 @@ def test_one_camera_at_the_pose_is_a_camera_without_mounts():
 
 def test_pieces_hold_what_far_cameras_see(monkeypatch):
     """Cameras 60 m from the pose: the same beliefs as with all of the map at once."""
-    made, batch = made_localizer(temperature=20.0), two_cameras(made_batch(T=8))
-    batch = batch._replace(actions=torch.tensor([[[6.0, 1.0, 0.02]]]).expand(1, 8, 3))
+    made, batch = made_localizer(temperature=20.0), two_cameras(made_batch(T=20))
+    batch = batch._replace(actions=torch.tensor([[[6.0, 1.0, 0.02]]]).expand(1, 20, 3))
     beliefs = []
     for margin in (0.0, 1000.0):
         monkeypatch.setattr(map_pieces, "MARGIN", margin + 30.0)

@@ -1,6 +1,6 @@
 """A trained smoother in use: from one file, on a map, image by image or for a whole sequence.
 
-Online, the map is encoded around the particles alone. Where a step leads the views of some out of the encoded piece, another
+Online, the map is encoded around the particles alone. Where a step leads the views of some near the edge of the piece, another
 one is cut around them (`map_pieces`) and the step is done again: particles are only ever weighed on a piece that holds all that
 their views cover. The filter's frame has its origin in the middle of the piece, where numbers are small; what is returned is in
 the map's frame.
@@ -9,7 +9,7 @@ The file is torch's .zip: numbers, names and weights, read with `weights_only`. 
 Source: the paper, "City Scale Global Localization Task", for the forward start; the backward filter's, anywhere on the map, is
 our own: where a sequence ends is not known.
 Cost of a step: that of the image network, and one `ops.pose_correlation` score a particle; where a piece is cut, the map
-network on it: some 560 m wide at a start of 50 m, then 220 m, about every 64 m of the way.
+network on it: some 560 m wide at a start of 50 m, then 220 m, about every 48 m of the way.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """The part of a large map that particles see, encoded.
 
-A piece holds all that the views of its particles cover, and `MARGIN` metres around that for the map network to look at, as far
-as the map goes. It begins at a multiple of the network's coarsest pixels: a place has the same features in all pieces, but for
-what the network sees of it beyond the margin.
+A piece holds all that the views of its particles cover, and some metres around that for the map network to look at, as far as
+the map goes: `MARGIN` where it is cut, `LEAST_MARGIN` as long as it is kept. It begins at a multiple of the network's coarsest
+pixels: a place has the same features in all pieces, but for what the network sees of it beyond the margin.
 
 Cost: that of the map network on the piece.
 """
@@ -19,7 +19,10 @@ from .birds_eye import Encoders
 from .geometry import MapFeatures
 
 MARGIN = 64.0
-"""Metres of map around all that views cover."""
+"""Metres of map around all that views cover, of a new piece."""
+LEAST_MARGIN = 16.0
+"""Metres that must be left of it. Where they are not, what the network sees of the void beyond changes features: by up to 1 at
+the edge, by nothing from 10 m on (the small network)."""
 
 
 class Piece(NamedTuple):
@@ -50,8 +53,8 @@ def cut(encoders: Encoders, raster: RasterMap, places: NDArray[np.float64]) -> P
 
 
 def covers(encoders: Encoders, piece: Piece, raster: RasterMap, places: NDArray[np.float64]) -> bool:
-    """Whether a piece holds all of the map that is seen from places (..., 2), metres in the map's frame."""
-    return bool(piece.box.grown(1e-6).contains(np.stack(_span(encoders, raster, places, 0.0))).all())
+    """Whether a piece holds all of the map that is seen from places (..., 2), metres in the map's frame, and what is around."""
+    return bool(piece.box.grown(1e-6).contains(np.stack(_span(encoders, raster, places, LEAST_MARGIN))).all())
 
 
 def _span(
