@@ -6,6 +6,7 @@ with two cores two processes share their batches of two, for threads would wait 
 after an interruption the same command goes on.
 """
 
+import itertools
 import os
 import sys
 import time
@@ -56,7 +57,7 @@ def _order(results: Sequence[figures.Result]) -> str:
     at_5_m = {r.method: 100 * r.summary["top_1"]["position"]["recall"][-1] for r in results}
     found = [at_5_m[method] for method in EXPECTED]
     told = ", ".join(f"{method} {recall:.1f}" for method, recall in zip(EXPECTED, found))
-    as_expected = all(more > less for more, less in zip(found, found[1:]))
+    as_expected = all(more > less for more, less in itertools.pairwise(found))
     return f"Recall at 5 m: {told}: {'' if as_expected else 'NOT '}in the order in which they know more."
 
 

@@ -78,7 +78,7 @@ def to_batch(items: Mapping[str, Any]) -> Batch:
     scale = items["pixels_per_metre"]
     if (scale != scale[0]).any():
         raise ValueError(f"pixels_per_metre: expected one resolution in a batch, got {scale.unique().tolist()}")
-    mounts = items["mounts"] if "mounts" in items else None
+    mounts = items.get("mounts")
     if mounts is not None and (mounts != mounts[0]).any():
         raise ValueError(f"mounts: expected cameras in the same places in a batch, got {mounts.unique(dim=0).tolist()}")
     pixels = items["uv_pose"]
