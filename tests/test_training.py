@@ -167,15 +167,23 @@ def test_stages_train_their_groups_at_their_rates_alone(method, stages, n):
                 assert (p.grad is None) or name in rates
 
 
-@pytest.mark.parametrize("method, stage", [("mdps", 0), ("mdps", 2), ("mdpf", 0), ("sr-pf", 0)])
-def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage):
-    """Twenty optimizer steps, in float64 so that rounding does not change which particle is drawn."""
+IN_FLOAT64 = [("mdps", 0), ("mdps", 1), ("mdps", 2), ("mdps-union", 2), ("mdpf", 0), ("tg-pf", 0), ("sr-pf", 0)]
+IN_FLOAT64 += [("sr-pf-attached", 0), ("concrete-pf", 0), ("ot-pf", 0), ("ffbs", 1), ("tfs", 1)]
+CURVES = [(*curve, torch.float64) for curve in IN_FLOAT64] + [("concrete-pf", 0, torch.float32)]
+
+
+@pytest.mark.parametrize("method, stage, dtype", CURVES)
+def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage, dtype):
+    """Twenty optimizer steps, in float64 so that rounding does not change which particle is drawn.
+
+    Concrete draws none, so its curve in float32 differs by rounding alone: 5e-7 of the loss, and 20 times that is allowed.
+    """
     sizes = {"n_steps": 12, "n_particles": 10, "batch_size": 4}
     c = configuration.make(bearings_only.Configuration, {**TINY, **sizes, "method": method, "rate_factor": 3.0})
-    states, observations = (x.double() for x in task.simulate(80, c.n_steps, seed=1))
+    states, observations = (x.to(dtype) for x in task.simulate(80, c.n_steps, seed=1))
     schedule, curves = bearings_only.schedule(c), []
     for plain in (False, True):
-        module = staged.StagedModule([bearings_only.build(c).double()], bearings_only.stages(c)[stage], schedule, [0], 0)
+        module = staged.StagedModule([bearings_only.build(c).to(dtype)], bearings_only.stages(c)[stage], schedule, [0], 0)
         (optimizer,), curve = module.configure_optimizers(), []
         for i in range(20):
             batch = states[4 * i : 4 * i + 4], observations[4 * i : 4 * i + 4]
@@ -187,7 +195,8 @@ def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage):
             optimizer.step()
             curve.append(loss.item())
         curves.append(torch.tensor(curve, dtype=torch.float64))
-    torch.testing.assert_close(*curves, rtol=1e-6, atol=1e-6)
+    tolerance = 1e-6 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(*curves, rtol=tolerance, atol=tolerance)
 
 
 def test_memory_of_a_training_step():
