@@ -21,6 +21,7 @@ import bearings_only
 import configuration
 import methods
 import staged
+from bench import training_step
 
 import mdps
 from mdps import bearings_only as task
@@ -197,6 +198,18 @@ def test_loss_curve_lies_on_that_of_plain_pytorch(method, stage, dtype):
         curves.append(torch.tensor(curve, dtype=torch.float64))
     tolerance = 1e-6 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close(*curves, rtol=tolerance, atol=tolerance)
+
+
+def test_the_benchmark_has_a_step_of_every_method_and_stage(monkeypatch):
+    tiny = {name: value for name, value in TINY.items() if name in ("n_steps", "n_particles", "batch_size")}
+    ordinary = training_step.configuration
+    monkeypatch.setattr(training_step, "configuration", lambda method: dataclasses.replace(ordinary(method), **tiny))
+    known = [(m, i) for m in training_step.METHODS for i in range(len(bearings_only.stages(ordinary(m))))]
+    assert set(training_step.METHODS) == set(methods.METHODS) and set(training_step.AUTHORS) <= set(known)
+    for method, index in known:
+        training_step.steps(method, index, n_runs=2)[1]()
+    with pytest.raises(SystemExit, match=r"training_step: expected names among .*'mdps-union', .*got \['mdpsu'\]"):
+        training_step.main(["mdps", "mdpsu"])
 
 
 def test_memory_of_a_training_step():

@@ -8,6 +8,8 @@ machine of that kind alone. Their stages 1 and 2 of MDPS also compute a smoothed
 their step, and 0.5 s of their stage 4 is spent on underflowing exponents.
 
 Memory: what the process grows by at its peak in MDPS 4.
+
+All methods of training/methods.py, or those that are named: python -m bench.training_step mdps mdps-union
 """
 
 import os
@@ -25,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 
 import bearings_only
+from methods import METHODS
 from staged import StagedModule, peak_memory_mb
 
 from bench.timing import interleaved
@@ -34,8 +37,6 @@ from mdps import ops
 AUTHORS = {("mdps", 0): 2.8, ("mdps", 1): 1.3, ("mdps", 2): 1.3, ("mdps", 3): 2.92, ("mdpf", 0): 0.73, ("mdpf", 1): 0.31}
 AUTHORS |= {("tg-pf", 0): 0.20, ("sr-pf", 0): 0.28}
 """Seconds; no others of their program were measured in the same conditions."""
-METHODS = ("mdps", "mdpf", "tg-pf", "sr-pf", "concrete-pf", "ot-pf", "mdpf-multinomial", "mdpf-residual", "mdpf-backward")
-METHODS += ("ffbs", "tfs")
 RUNS_AT_ONCE = 11
 
 
@@ -84,11 +85,13 @@ def peak_memory() -> float:
     return peak_memory_mb() - before / 2**20
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     torch.set_num_threads(1)
-    if sys.argv[-1] == "--memory":
+    if names == ["--memory"]:
         print(f"{peak_memory():.0f}")
         return
+    if unknown := set(names) - set(METHODS):
+        sys.exit(f"training_step: expected names among {list(METHODS)}, got {sorted(unknown)}")
     start = time.perf_counter()
     task.simulate(11000, 50, seed=0)
     print(f"simulate, 11,000 sequences of 50 steps: {time.perf_counter() - start:.2f} s")
@@ -100,7 +103,7 @@ def main() -> None:
         f"{'method, stage':36} {'mdps':>8} {'reference':>10} {'ratio':>6} {'calls':>7} {'reference':>10} "
         f"{'authors':>8} {'ratio':>6} {'at once':>8}"
     )
-    for method, index in ((m, i) for m in METHODS for i in range(len(bearings_only.stages(configuration(m))))):
+    for method, index in ((m, i) for m in names or METHODS for i in range(len(bearings_only.stages(configuration(m))))):
         name, step, by_reference = steps(method, index)
         at_once = steps(method, index, RUNS_AT_ONCE)[1]
         times = interleaved({"mdps": step, "reference": by_reference, "at once": at_once}, rounds=5)
@@ -115,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
