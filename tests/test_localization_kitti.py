@@ -29,7 +29,7 @@ from city import recording
 from city.plan import draw_city
 
 from mdps.datasets import KittiDataModule, kitti
-from mdps.localization import SPACE, to_batch
+from mdps.localization import SPACE, to_batch, windows
 from mdps.maps import rasterise, read_osm
 
 DRIVE = f"{DAY}_drive_0009_sync"
@@ -81,11 +81,39 @@ def test_filters_start_there(made):
     assert (off[0] - off[1]).abs().max() > 1 and all(x[:, :2].abs().max() < 31 and x[:, 2].abs().max() < 5e-3 for x in off)
 
 
+@pytest.mark.parametrize("method", ["dense-search", "retrieval"])
+def test_windows_begin_at_the_guess(method, made, monkeypatch):
+    """And estimates near a guess are that, whatever weights say."""
+    data = KittiDataModule(made, length=4, crop_metres=96.0, n_workers=0)
+    data.setup()
+    batch = to_batch(data.test[0])
+    model = localization.build(tiny.configured(method=method, layout="kitti", n_test_rotations=36)).eval()
+    starts = []
+
+    def slide(*args, start, **options):
+        starts.append(start)
+        return windows.search_sliding_window(*args, start=start, **options)
+
+    monkeypatch.setattr(localization_methods, "search_sliding_window", slide)
+    with torch.no_grad():
+        found = model.estimates(batch, 0)
+    guesses = SPACE.wrap(batch.poses + batch.errors)
+    torch.testing.assert_close(starts[0], guesses[:, 0])
+    off = SPACE.difference(found["near"].poses[..., 0, :], guesses)
+    assert (off[..., :2].norm(dim=-1) <= 28.3).all() and (off[..., 2].abs() <= math.radians(10) * 1.001).all()
+    with torch.no_grad():
+        assert set(model.estimates(batch._replace(errors=None), 0)) == set(found) - {"near"}
+
+
 def check_results(folder, n_steps):
     results = localization_figures.load_results(folder / "run/results")
     for r in results:
         told = "the errors that KITTI's lists name" if r.method in ("mdps", "mdpf", "ffbs", "retrieval-pf") else None
         assert r.data.get("start off the truth by") == told and r.summary["steps"] == n_steps
+        if r.method.endswith("near"):
+            assert r.data["every frame"] == "within 28 m and 10 degrees of the guess that KITTI's lists name"
+        if r.method in ("dense-search", "retrieval"):
+            assert r.data["first window"] == "around the guess that KITTI's lists name"
         for axis in ("lateral", "longitudinal"):
             assert r.summary["top_1"][axis]["median"] >= 0 and len(r.summary["top_1"][axis]["recall"]) == 3
     table = localization_figures.recall_table(results, axes=("lateral", "longitudinal"), markdown=False)
@@ -103,7 +131,8 @@ def test_a_run_of_mgl_goes_on_with_kitti(method, made, tmp_path):
     options = {"data": str(made), "layout": "kitti", "method": method, "start": str(tmp_path / "first/run"), "view_epochs": 0}
     assert tiny.train(tmp_path / "second", **options) == 0
     assert len(list((tmp_path / "second/run").glob("stage_*/finished.json"))) == (5 if method == "mdps" else 1)
-    check_results(tmp_path / "second", 8)
+    found = {r.method for r in check_results(tmp_path / "second", 8)}
+    assert ({f"{method}-near", method} <= found) == (method != "mdps")
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from mdps.localization import BirdsEyeView, Grid, centred_map, errors
+from mdps.localization import BirdsEyeView, Grid, centred_map, errors, volumes
 from mdps.localization.dense_search import DenseSearch
 from mdps.localization.volumes import SearchResult
-from mdps.localization.windows import crop, search_sliding_window, search_true_window
+from mdps.localization.windows import crop, search_near, search_sliding_window, search_true_window
 
 F64 = torch.float64
 
@@ -213,6 +213,34 @@ def test_dense_search_in_a_window_is_dense_search_of_that_piece_of_map():
     east = whole.poses[0][(whole.poses[0, :, 2].abs() < 1e-6)][0]
     x, y = (41 - 29.5) / 2, (29.5 - 20) / 2
     torch.testing.assert_close(east, torch.tensor([x - 4 * 0.5, y + 0.5, 0.0], dtype=F64))
+
+
+def test_search_near_a_guess():
+    """As by a search of the whole map in that region."""
+    grid, headings = Grid(0.5, 6, 7), 8
+    random = torch.Generator().manual_seed(0)
+    map = centred_map(torch.rand(1, 1, 90, 100, dtype=F64, generator=random), 2.0)
+    seen = torch.rand(1, 1, 6, 7, dtype=F64, generator=random)
+    view = BirdsEyeView(seen, torch.ones(1, 6, 7, dtype=F64), torch.ones(1, 6, 7, dtype=torch.bool))
+    search = DenseSearch(grid, headings).to(F64)
+    turn = math.radians(30)
+    guesses = torch.tensor([[[-4.0, 10.0, 0.1], [14.0, -14.0, -1.6], [0.0, 0.0, 0.0], [16.0, -12.0, 0.0]]], dtype=F64)
+    observed, near = torch.tensor([[True, True, True, False]]), {"metres": 9.0, "turn": turn}
+    found = search_near(search, map, [view] * 4, guesses, observed, **near, margin=4.0, k=2)
+    for t, guess in enumerate(guesses[0, :3]):
+        want = search.search(map, view, 2, volumes.Region(guess.unsqueeze(0), 9.0, turn))
+        torch.testing.assert_close(found.poses[0, t], want.poses[0])
+        torch.testing.assert_close(found.log_probs[0, t], want.log_probs[0])
+        torch.testing.assert_close(found.log_normalizer[0, t], want.log_normalizer[0])
+        off = errors.pose_errors(found.poses[0, t, 0], guess)
+        assert off.position <= 9.0 and off.angle <= turn
+    assert (found.log_probs[0, 3] == -math.inf).all()  # nothing was seen
+    far = search_near(search, map, [view], guesses[:, :1] + 1000.0, **near)
+    assert (far.log_probs == -math.inf).all()
+    with pytest.raises(ValueError, match=r"guesses: expected shape \(1, T, 3\)"):
+        search_near(search, map, [view], guesses[0], **near)
+    with pytest.raises(ValueError, match="region: expected a radius above 0 and a turn of at least"):
+        search_near(search, map, [view], guesses[:, :1], metres=9.0, turn=0.1)
 
 
 def test_bad_sequences():

@@ -117,7 +117,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "networks": "small", "long_length": 10, "crop": 160.0, "n_validation": 24, "batch_size": 2,
         "view_epochs": 4, "n_rotations": 16, "max_epochs": 1, "final_rate": 0.2, "n_test_rotations": 64,
-        "training_window": 64.0, "window": 128.0, "first_metres": 25.0, "first_offset": 25.0, "odometry_metres": 1.0,
+        "training_window": 64.0, "window": 64.0, "first_metres": 25.0, "first_offset": 25.0, "odometry_metres": 1.0,
         "odometry_degrees": 10.0, "n_workers": 0,
     },
 }  # fmt: skip

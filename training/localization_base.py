@@ -24,7 +24,7 @@ class Belief(NamedTuple):
     method: str
     """What results call it."""
     starts: tuple[str, ...]
-    """Where it starts: of "forward", "backward", "sliding", "true window"."""
+    """Where it starts: of "forward", "backward", "sliding", "true window", "near"."""
     is_trained: bool = True
     """Whether what training cost is told with it."""
 
@@ -56,11 +56,13 @@ class Localization(nn.Module):
     def starts(self, name: str, fixed: bool) -> dict[str, str]:
         """What results say of where a belief starts; fixed: from errors that the data's lists name."""
         off = "the errors that KITTI's lists name" if fixed else f"up to {self.c.first_offset:g} m east and north"
+        first = "around the guess that KITTI's lists name" if fixed else "around the true pose"
         texts = {
             "forward": ("start off the truth by", off),
             "backward": ("backward start", self.c.backward_start),
-            "sliding": ("first window", "around the true pose"),
+            "sliding": ("first window", first),
             "true window": ("every window", "around the true pose"),
+            "near": ("every frame", "within 28 m and 10 degrees of the guess that KITTI's lists name"),
         }
         return dict(texts[start] for start in self.outputs[name].starts)
 

@@ -37,8 +37,9 @@ STYLE = {
 }  # fmt: skip
 LINES = {
     "mdps": ("#009E73", "-"), "mdpf": ("#0072B2", "-"), "mdpf-backward": ("#D55E00", "-"), "ffbs": ("#56B4E9", "-"),
-    "dense-search": ("#CC79A7", "-"), "dense-search-cheat": ("#CC79A7", "--"), "retrieval": ("#E69F00", "-"),
-    "retrieval-cheat": ("#E69F00", "--"), "retrieval-pf": ("#8C564B", "-"), "chance": ("0.45", ":"),
+    "dense-search": ("#CC79A7", "-"), "dense-search-cheat": ("#CC79A7", "--"),
+    "dense-search-near": ("#CC79A7", "-."), "retrieval": ("#E69F00", "-"), "retrieval-cheat": ("#E69F00", "--"),
+    "retrieval-near": ("#E69F00", "-."), "retrieval-pf": ("#8C564B", "-"), "chance": ("0.45", ":"),
 }  # fmt: skip
 """Colour and dashes of the methods, in the order of tables and legends; others come before chance, in colours of their own."""
 OTHERS = ("#332288", "#AA4499", "#44AA99", "#999933", "#882255", "#117733")

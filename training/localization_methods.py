@@ -32,6 +32,7 @@ from staged import Stage
 from torch import Tensor, nn
 
 from mdps import ForwardFilterBackwardSmoother, KernelDynamics, Mixture, TruncatedGradientParticleFilter, ops
+from mdps.datasets import kitti
 from mdps.localization import (
     FULL,
     SMALL,
@@ -54,7 +55,7 @@ from mdps.localization.errors import Estimates, estimates_of
 from mdps.localization.image_encoder import ImageEncoder
 from mdps.localization.map_smoother import POSTERIOR_BANDWIDTH
 from mdps.localization.retrieval import GaussianDynamics, Retrieval, RetrievalLikelihood
-from mdps.localization.windows import crop, search_sliding_window, search_true_window
+from mdps.localization.windows import crop, search_near, search_sliding_window, search_true_window
 
 SIZES = {"full": FULL, "small": SMALL}
 GAUSSIAN_NOISE = (2.5, 2.5, math.radians(15))
@@ -194,12 +195,12 @@ class EncodersExperiment(Localization):
 
 
 class SearchExperiment(EncodersExperiment):
-    """Dense search with encoders of its own: each frame by itself, in a window that begins at the truth and slides with the
-    odometry, or is centred on the truth."""
+    """Dense search with encoders of its own: each frame by itself, in windows that `_in_windows` tells."""
 
     outputs: ClassVar = {
         "sliding": Belief("Dense search", "dense-search", ("sliding",)),
         "true window": Belief("Dense search, window at the truth", "dense-search-cheat", ("true window",)),
+        "near": Belief("Dense search, near KITTI's guess", "dense-search-near", ("near",)),
     }
 
     def losses(self, batch: Batch, names: tuple[str, ...], seed: int, rows: slice = WHOLE) -> dict[str, Tensor]:
@@ -217,7 +218,9 @@ class SearchExperiment(EncodersExperiment):
         map, views = self._encode(batch)
         frames = [BirdsEyeView(*(x[:, t] for x in views)) for t in range(batch.poses.size(1))]
         self.search.n_rotations = self.c.n_test_rotations
-        return _in_windows(self.search, map, frames, batch, self.c.window)
+        grid = self.search.grid
+        reach = math.hypot(grid.depth, grid.width / 2) * grid.cell
+        return _in_windows(self.search, map, frames, batch, self.c.window, reach)
 
 
 class RetrievalExperiment(Localization):
@@ -226,6 +229,7 @@ class RetrievalExperiment(Localization):
     outputs: ClassVar = {
         "sliding": Belief("Retrieval", "retrieval", ("sliding",)),
         "true window": Belief("Retrieval, window at the truth", "retrieval-cheat", ("true window",)),
+        "near": Belief("Retrieval, near KITTI's guess", "retrieval-near", ("near",)),
         "filter": Belief("Retrieval (PF)", "retrieval-pf", ("forward",), is_trained=False),
     }
 
@@ -261,7 +265,7 @@ class RetrievalExperiment(Localization):
         ).to(batch.poses.device)
         initial = start(batch, c, keys[0])
         belief = filter_(vectors, initial, batch.actions, observed=batch.observed, seed=keys[1]).posterior
-        found = _in_windows(self.retrieval, map, list(vectors.unbind(1)), batch, c.window)
+        found = _in_windows(self.retrieval, map, list(vectors.unbind(1)), batch, c.window, 0.0)
         return found | {"filter": estimates_of(belief, batch.poses)}
 
     def _encode(self, batch: Batch) -> tuple[MapFeatures, Tensor]:
@@ -288,14 +292,24 @@ class _Trunk(nn.Module):
         return self.encoder(images, images.new_zeros(len(images), 4))[0]
 
 
-def _in_windows(searcher: Any, map: MapFeatures, views: Sequence[Any], batch: Batch, size: float) -> dict[str, Estimates]:
-    sliding = search_sliding_window(searcher, map, views, batch.poses[:, 0], batch.actions, batch.observed, size=size)
-    at_truth = search_true_window(searcher, map, views, batch.poses, batch.observed, size=size)
-    counted = torch.ones_like(batch.observed)
-    return {
-        name: Estimates(found.poses, found.log_probs, batch.poses, counted, None)
-        for name, found in (("sliding", sliding), ("true window", at_truth))
+def _in_windows(
+    searcher: Any, map: MapFeatures, views: Sequence[Any], batch: Batch, size: float, reach: float
+) -> dict[str, Estimates]:
+    """Estimates in windows that begin at the truth, or at the data's first guess, and slide with the odometry; in windows
+    around the truth; and near the data's guess of each frame, as far as it may be off: KITTI's task of single images.
+
+    reach: metres that views cover."""
+    seen = {"searcher": searcher, "map": map, "views": views, "observed": batch.observed}
+    guesses = batch.poses if batch.errors is None else SPACE.wrap(batch.poses + batch.errors)
+    found = {
+        "sliding": search_sliding_window(**seen, start=guesses[:, 0], actions=batch.actions, size=size),
+        "true window": search_true_window(**seen, truth=batch.poses, size=size),
     }
+    if batch.errors is not None:
+        turn = max(math.radians(kitti.GUESS_DEGREES), math.pi / searcher.n_rotations)
+        found["near"] = search_near(**seen, guesses=guesses, metres=2**0.5 * kitti.GUESS_METRES, turn=turn, margin=reach)
+    counted = torch.ones_like(batch.observed)
+    return {name: Estimates(x.poses, x.log_probs, batch.poses, counted, None) for name, x in found.items()}
 
 
 # ---- Stages -------------------------------------------------------------------------------------------------------------

@@ -186,7 +186,11 @@ def camera_poses(xy: Array, angles: Array, calibration: Calibration) -> tuple[Ar
     return positions[:, :2], roll_pitch_yaw(to_world)
 
 
-def initial_errors(shifts: Array, yaw: Array, max_metres: float = 20.0, max_degrees: float = 10.0) -> Array:
+GUESS_METRES, GUESS_DEGREES = 20.0, 10.0
+"""How far a first guess that a split file lists is off at most, in either direction, and in its heading."""
+
+
+def initial_errors(shifts: Array, yaw: Array, max_metres: float = GUESS_METRES, max_degrees: float = GUESS_DEGREES) -> Array:
     """The fixed errors of a first guess that a split file lists, in the map's frame.
 
     Args:

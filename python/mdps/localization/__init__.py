@@ -33,5 +33,6 @@ from .sizes import SMALL as SMALL
 from .sizes import EncoderSizes as EncoderSizes
 from .volumes import Region as Region
 from .volumes import SearchResult as SearchResult
+from .windows import search_near as search_near
 from .windows import search_sliding_window as search_sliding_window
 from .windows import search_true_window as search_true_window

@@ -2,8 +2,8 @@
 
 Idea: a whole city is too large, and too full of places that look alike, for a search of every frame. A sliding window lies
 around where the last frame was found, moved by the action; a window around the truth shows what a search could do that knew
-its neighbourhood (the paper calls this cheating). A window that would reach over the map's border is moved back into the map,
-so that all have one size.
+its neighbourhood (the paper calls this cheating); around a guess of known error is where published work searches. A window
+that would reach over the map's border is moved back into the map, so that all have one size.
 
 Source: the paper, "Applying baselines to city-scale environments". Cost: that of a search of one window a frame.
 """
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .dense_search import DenseSearch
 from .geometry import SPACE, BirdsEyeView, MapFeatures
-from .volumes import Searcher, SearchResult
+from .retrieval import Retrieval
+from .volumes import Region, Searcher, SearchResult
 
 WINDOW = 256.0
 """Metres, of a side of the paper's windows."""
@@ -113,7 +115,10 @@ def search_sliding_window(
     def centre(t: int, last: SearchResult | None) -> Tensor:
         return start if last is None else SPACE.wrap(last.poses[:, 0] + actions[:, t])
 
-    return _search_windows(searcher, map, views, centre, actions.size(1), observed, size, k, moves=True)
+    def find(view: Any, middle: Tensor) -> SearchResult:
+        return searcher.search(crop(map, middle, size), view, k)
+
+    return _search_windows(find, views, centre, actions.size(1), observed, k, moves=True)
 
 
 def search_true_window(
@@ -132,7 +137,39 @@ def search_true_window(
     estimate: log-probabilities of -inf.
     """
     _check_sequence("truth", truth, map, observed)
-    return _search_windows(searcher, map, views, lambda t, _: truth[:, t], truth.size(1), observed, size, k, moves=False)
+
+    def find(view: Any, middle: Tensor) -> SearchResult:
+        return searcher.search(crop(map, middle, size), view, k)
+
+    return _search_windows(find, views, lambda t, _: truth[:, t], truth.size(1), observed, k, moves=False)
+
+
+def search_near(
+    searcher: DenseSearch | Retrieval,
+    map: MapFeatures,
+    views: Iterable[Tensor | BirdsEyeView],
+    guesses: Tensor,
+    observed: Tensor | None = None,
+    *,
+    metres: float,
+    turn: float,
+    margin: float = 0.0,
+    k: int = 3,
+) -> SearchResult:
+    """Search each frame near a guess of its pose (B, T, 3): no farther than `metres`, and than `turn` radians, from it.
+
+    margin: metres of map around that, for views to lie on: of dense search as far as they reach.
+
+    Other arguments, results and errors are those of `search_true_window`, and `metres` and `turn` those of `Region`; the
+    searcher's `search` takes a region. Where no pixel of the map is near, log-probabilities are -inf.
+    """
+    _check_sequence("guesses", guesses, map, observed)
+    size = 2 * (metres + margin) + 2 / map.pixels_per_metre
+
+    def find(view: Any, middle: Tensor) -> SearchResult:
+        return searcher.search(crop(map, middle, size), view, k, Region(middle, metres, turn))
+
+    return _search_windows(find, views, lambda t, _: guesses[:, t], guesses.size(1), observed, k, moves=False)
 
 
 def _check_sequence(name: str, poses: Tensor, map: MapFeatures, observed: Tensor | None) -> None:
@@ -145,29 +182,28 @@ def _check_sequence(name: str, poses: Tensor, map: MapFeatures, observed: Tensor
 
 @torch.no_grad()
 def _search_windows(
-    searcher: Searcher,
-    map: MapFeatures,
+    find: Callable[[Any, Tensor], SearchResult],
     views: Iterable[Tensor | BirdsEyeView],
     centre: Callable[[int, SearchResult | None], Tensor],
     T: int,
     observed: Tensor | None,
-    size: float,
     k: int,
     *,
     moves: bool,
 ) -> SearchResult:
-    """`moves`: whether windows follow the estimates, so that their middles are estimates once something was seen."""
+    """`find`: searches a view in the window around a middle. `moves`: whether windows follow the estimates, so that their
+    middles are estimates once something was seen."""
     results: list[SearchResult] = []
     for t, view in enumerate(views):
         if t == T:
             raise ValueError(f"views: expected {T}, got more")
         middle = centre(t, results[-1] if results else None)
         if observed is None:
-            results.append(searcher.search(crop(map, middle, size), view, k))
+            results.append(find(view, middle))
             continue
         result = _middles(middle, observed[:, :t].any(1) if moves else torch.zeros_like(observed[:, t]), k)
         if observed[:, t].any():
-            result = _only_where(observed[:, t], searcher.search(crop(map, middle, size), view, k), result)
+            result = _only_where(observed[:, t], find(view, middle), result)
         results.append(result)
     if len(results) < T:
         raise ValueError(f"views: expected {T}, got {len(results)}")
