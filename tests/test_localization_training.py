@@ -334,6 +334,7 @@ def test_errors_are_one_line_and_leave_no_run(scenes, finished, tmp_path, capsys
 
 
 def test_processes_that_torchrun_starts_are_the_devices(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     words = "error: devices: expected 2, the number of processes by WORLD_SIZE, got 1\n"
     assert error_of(tmp_path, capsys, **scenes) == words and not (tmp_path / "run").exists()

@@ -532,6 +532,7 @@ def test_processes_that_torchrun_starts_are_the_devices(tmp_path, capsys, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     if started:
+        monkeypatch.setenv("LOCAL_RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", started)
     assert train(tmp_path, "--devices", devices, accelerator="gpu") == 2
     assert capsys.readouterr().err == f"error: devices: {words}\n" and not (tmp_path / "run").exists()
@@ -544,9 +545,10 @@ def test_the_demo_removes_a_demo_alone(finished, tmp_path, capsys, monkeypatch):
     assert (run / "model.pt").exists()
     monkeypatch.setitem(bearings_only.PRESETS, "demo", TINY)
     monkeypatch.setattr(bearings_only, "run_training", lambda *given: made.append(given))
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "devices: expected 2" in errors(["demo", "--output", str(run)], capsys) and (run / "model.pt").exists()
-    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.delenv("LOCAL_RANK")  # a cluster's WORLD_SIZE is none of ours
     assert bearings_only.main(["demo", "--output", str(run)]) == 0
     assert len(made) == 1 and not run.exists()
 

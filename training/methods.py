@@ -25,9 +25,9 @@ MINIMUM_BANDWIDTH = (0.1, 0.1, math.sqrt(0.001))
 FIRST_HEADING_BANDWIDTH = math.sqrt(0.03)
 """Radians, as our bandwidths are; the authors' numbers are 1 / kappa, and ours their roots."""
 FIRST_RESAMPLING_BANDWIDTH = 0.75
+"""Metres."""
 RELEASED_RESAMPLING_BANDWIDTH = 2.0
-"""Metres. The authors' program starts its smoother's filters at 2 m, and their rates hardly move it: particles are then
-scattered by 2 m in every step of about 1 m, and the smoother ends 0.4 nats higher (training/README.md)."""
+"""Metres, of the authors' smoother. Its rates hardly move it: particles are scattered by 2 m in every step of about 1 m."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,7 +202,8 @@ def check_machine(accelerator: str, devices: int = 1) -> torch.device:
     Raises:
         ConfigurationError: see `device`; or torchrun started another number of processes, or there are fewer GPUs.
     """
-    started = os.environ.get("WORLD_SIZE", str(devices))
+    is_started = "LOCAL_RANK" in os.environ  # by torchrun; WORLD_SIZE alone may be a cluster's
+    started = os.environ.get("WORLD_SIZE", "1") if is_started else str(devices)
     if started != str(devices):
         raise ConfigurationError(f"devices: expected {started}, the number of processes by WORLD_SIZE, got {devices}")
     place = device(accelerator)
@@ -369,7 +370,7 @@ class EpochEnd(Callback):
         self.places, self.shared, self.stage = places, shared, stage
         self.runs, self.started = [RunState() for _ in places], 0.0
         self.memory: dict[str, int] = {}
-        """The most that any process of this stage has had."""
+        """The most that a process which wrote this stage's files has had."""
 
     def state_dict(self):
         return {"runs": [vars(run) for run in self.runs], "memory": self.memory}

@@ -115,10 +115,7 @@ def search_sliding_window(
     def centre(t: int, last: SearchResult | None) -> Tensor:
         return start if last is None else SPACE.wrap(last.poses[:, 0] + actions[:, t])
 
-    def find(view: Any, middle: Tensor) -> SearchResult:
-        return searcher.search(crop(map, middle, size), view, k)
-
-    return _search_windows(find, views, centre, actions.size(1), observed, k, moves=True)
+    return _search_windows(_windowed(searcher, map, size, k), views, centre, actions.size(1), observed, k, moves=True)
 
 
 def search_true_window(
@@ -137,10 +134,7 @@ def search_true_window(
     estimate: log-probabilities of -inf.
     """
     _check_sequence("truth", truth, map, observed)
-
-    def find(view: Any, middle: Tensor) -> SearchResult:
-        return searcher.search(crop(map, middle, size), view, k)
-
+    find = _windowed(searcher, map, size, k)
     return _search_windows(find, views, lambda t, _: truth[:, t], truth.size(1), observed, k, moves=False)
 
 
@@ -170,6 +164,11 @@ def search_near(
         return searcher.search(crop(map, middle, size), view, k, Region(middle, metres, turn))
 
     return _search_windows(find, views, lambda t, _: guesses[:, t], guesses.size(1), observed, k, moves=False)
+
+
+def _windowed(searcher: Searcher, map: MapFeatures, size: float, k: int) -> Callable[[Any, Tensor], SearchResult]:
+    """A search of views in windows around middles."""
+    return lambda view, middle: searcher.search(crop(map, middle, size), view, k)
 
 
 def _check_sequence(name: str, poses: Tensor, map: MapFeatures, observed: Tensor | None) -> None:
