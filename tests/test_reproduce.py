@@ -351,6 +351,17 @@ def test_tables():
     assert "training sequences 5000," in text and "smoother 1.09" in text and "2 x CPU, torch 2.13" in text
 
 
+@pytest.mark.parametrize("method", ["mdps-released", "tg-pf-multinomial", "tg-pf-untrained-choice"])
+def test_variants_are_as_told(method):
+    training = Path(reproduce.__file__).parent
+    record = reproduce.read_record(training / f"results/bearings_only/variants/{method}_run_00.json", "draw")
+    options = record["command"].partition(f"--method {method} ")[2].replace("--seed 0", "").replace("0.0", "0").split()
+    text = " ".join((training / "README.md").read_text().replace("1e-8", "1e-08").split())
+    told = text[text.index(f"`{method} --") :].partition("`")[2].partition("`")
+    assert sorted(told[0].split()[1:]) == sorted(options)
+    assert f" {list(record['results'].values())[-1]['nll']:.2f}" in told[2][:230]
+
+
 def test_committed_results_are_drawn(tmp_path, capsys):
     """By the command of training/README.md; README has their medians."""
     training = Path(reproduce.__file__).parent
