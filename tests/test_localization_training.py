@@ -367,9 +367,19 @@ def test_committed_results_are_drawn(tmp_path, monkeypatch):
             cells = [f"{100 * x:.1f}" for x in top["position"]["recall"]] + [f"{100 * top['angle']['recall'][2]:.1f}"]
             row = re.compile(r" \| ".join(map(re.escape, cells)) + rf" \| {top['position']['median']:.1f} m \|")
             assert row.search(readme), (result.method, row.pattern)
+    methods = ("mdps", "mdpf", "mdpf-backward", "ffbs")
+    described = (demo.parents[2] / "LOCALIZATION.md").read_text()
+    for folder, name in (("seeds", "particles"), ("trainings", "training")):
+        results = {(r.method, r.run): r.summary for r in localization_figures.load_results(demo.parent / folder)}
+        for run in (1, 2, 3):
+            found = [results[method, run] for method in methods]
+            cells = [f"{100 * x['top_1']['position']['recall'][-1]:.1f}" for x in found]
+            cells += [f"{x['nll']:.2f}" for x in (found[0], found[1], found[3])]
+            assert f"| {name} {run} | {' | '.join(cells)} |" in described
     numbers = localization_figures.load_results(demo / "ablation")
     assert [r.particles for r in numbers] == [50, 100, 250, 500]
     localization_figures.main([str(demo), "--out", str(tmp_path)])
+    assert (tmp_path / "table.md").read_text() == (demo / "table.md").read_text()
     localization_figures.main([str(demo / "ablation"), "--ablation", "--out", str(tmp_path)])
     for path in sorted((demo / "panels").glob("sequence_*.npz")):
         localization_panels.main([str(path), str(tmp_path / f"{path.stem}.png")])
