@@ -439,6 +439,7 @@ def test_a_refused_sweep_leaves_the_folder_to_the_right_one(stand_in, tmp_path, 
         assert stand_in(*flags) == 2
         assert capsys.readouterr().err == f"error: {words}\n" and not (tmp_path / "out").exists()
     with monkeypatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
         patch.setenv("WORLD_SIZE", "2")
         assert stand_in(*TWO) == 2 and "devices: expected 2" in capsys.readouterr().err
     assert stand_in(*TWO) == 0
