@@ -1,7 +1,8 @@
-"""Every test begins with the same state of torch's generator, whichever tests ran before it, and those of the training programs
-in a folder of their own: what they write by default, and `demo` removes first, is in `runs`."""
+"""Every test begins with the same state of torch's generator, whichever tests ran before it, and leaves no figure open. Those
+of the training programs have a folder of their own: what they write by default, and `demo` removes first, is in `runs`."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,13 @@ import torch
 @pytest.fixture(autouse=True)
 def torch_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(autouse=True)

@@ -295,7 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draw_film(panel, given.out, particles=given.particles)
         elif given.out.suffix.lower() == ".png":
             with plt.rc_context(STYLE):
-                draw_panel(thin(panel, given.steps), particles=given.particles).savefig(given.out)
+                figure = draw_panel(thin(panel, given.steps), particles=given.particles)
+                figure.savefig(given.out)
+                plt.close(figure)
         else:
             raise ValueError(f"{given.out}: expected a file .png or .mp4")
     except (ValueError, OSError) as error:

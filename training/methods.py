@@ -367,6 +367,12 @@ def _smoother_stages(c: Any) -> list[Stage]:
     ]
 
 
+def _released_stages(c: Any) -> list[Stage]:
+    """The same, but the smoother's loss has no gradient to the filters' posterior bandwidths: m_f and m_b have others."""
+    last = (all_ := _smoother_stages(c)).pop()
+    return [*all_, dataclasses.replace(last, rates={name: rate for name, rate in last.rates.items() if name != "posterior"})]
+
+
 # ---- The table ----------------------------------------------------------------------------------------------------------
 
 _TG, _SR = mdps.TruncatedGradientParticleFilter, mdps.SoftResamplingParticleFilter
@@ -437,7 +443,7 @@ METHODS: dict[str, Method] = {
         "MDPS\nas released",
         _ALL,
         _mdps(proposal="union", density_bandwidths="resampling"),
-        _smoother_stages,
+        _released_stages,
         resampling_bandwidth=RELEASED_RESAMPLING_BANDWIDTH,
     ),
     "mdps-without-proposal": Method(
