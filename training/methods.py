@@ -369,8 +369,8 @@ def _smoother_stages(c: Any) -> list[Stage]:
 
 def _released_stages(c: Any) -> list[Stage]:
     """The same, but the smoother's loss has no gradient to the filters' posterior bandwidths: m_f and m_b have others."""
-    last = (all_ := _smoother_stages(c)).pop()
-    return [*all_, dataclasses.replace(last, rates={name: rate for name, rate in last.rates.items() if name != "posterior"})]
+    *before, last = _smoother_stages(c)
+    return [*before, dataclasses.replace(last, rates={name: rate for name, rate in last.rates.items() if name != "posterior"})]
 
 
 # ---- The table ----------------------------------------------------------------------------------------------------------
